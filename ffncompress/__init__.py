@@ -1,0 +1,59 @@
+"""ffncompress: slim Hugging Face language models by closed-form replacement of their FFN blocks.
+
+    import ffncompress
+
+    ffncompress.plan("gpt2", "gpt2-plan", budget="8x")
+    ffncompress.compress("gpt2-plan", "gpt2-slim")
+    result = ffncompress.evaluate("gpt2-slim")
+    model = ffncompress.load("gpt2-slim")          # or AutoModelForCausalLM.from_pretrained("gpt2-slim")
+
+The names below are the public surface. They load what they need when first touched: importing this package costs
+nothing, which matters because torch imports it to find the loader of emitted checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FfncompressError",
+    "Plan",
+    "apply_",
+    "compress",
+    "evaluate",
+    "load",
+    "patched",
+    "plan",
+    "push",
+    "run",
+]
+
+if TYPE_CHECKING:
+    from ffncompress.api import compress, evaluate, plan, push, run
+    from ffncompress.artifact import load
+    from ffncompress.errors import FfncompressError
+    from ffncompress.patcher import apply_, patched
+    from ffncompress.plans import Plan
+
+_HOMES = {
+    "FfncompressError": "ffncompress.errors",
+    "Plan": "ffncompress.plans",
+    "apply_": "ffncompress.patcher",
+    "compress": "ffncompress.api",
+    "evaluate": "ffncompress.api",
+    "load": "ffncompress.artifact",
+    "patched": "ffncompress.patcher",
+    "plan": "ffncompress.api",
+    "push": "ffncompress.api",
+    "run": "ffncompress.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ffncompress' has no attribute {name!r}")

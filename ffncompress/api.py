@@ -1,0 +1,143 @@
+"""The verbs, as Python functions; the command line is a thin coat over these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ffncompress.errors import FfncompressError
+from ffncompress.gate import GateResult, run_gate
+from ffncompress.plans import Plan
+from ffncompress.recipe import Recipe
+from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
+from ffncompress.workers import Track, Workers, silent
+
+
+def plan(
+    model: str,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    overwrite: bool = False,
+    track: Track = silent,
+    **settings: Any,
+) -> Plan:
+    """Score every FFN of a model, choose what to replace, and write the plan folder.
+
+    Args:
+        model: a Hub id, a model folder, a .gguf file, or "demo" for the embedded model.
+        output: the plan folder to write.
+        revision: a Hub revision.
+        trust_remote_code: run code that comes with the model.
+        overwrite: replace an existing plan folder.
+        track: wraps each long loop, for a progress bar.
+        **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
+    """
+    from ffncompress.planner import make_plan
+    from ffncompress.staging import check_free
+
+    checked = _settings(PlanSettings, settings)
+    workers = Workers(checked.device)
+    if workers.is_main:
+        check_free(output, overwrite=overwrite)
+    made, tensors = make_plan(
+        model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
+    )
+    if workers.is_main:
+        made.save(output, tensors, overwrite=overwrite)
+    workers.wait()
+    return Plan.load(output)
+
+
+def compress(
+    plan_directory: str | Path,
+    output: str | Path,
+    *,
+    model: str | None = None,
+    recipe: str | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> Path:
+    """Install a plan's replacements in its base model and save the slimmed checkpoint.
+
+    Args:
+        plan_directory: what `plan` wrote.
+        output: the checkpoint folder to write.
+        model: where the base model is now, if it moved.
+        recipe: text to keep beside the weights.
+        overwrite: replace an existing folder.
+        **settings: fields of `ApplySettings`.
+    """
+    from ffncompress.artifact import save_compressed
+
+    checked = _settings(ApplySettings, settings)
+    return save_compressed(plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite)
+
+
+def evaluate(directory: str | Path, *, model: str | None = None, track: Track = silent, **settings: Any) -> GateResult:
+    """lm-eval perplexity of a slimmed checkpoint beside its base, sizes, speed, and a verdict.
+
+    Args:
+        directory: what `compress` wrote.
+        model: where the base model is now, if it moved.
+        track: wraps each long loop, for a progress bar.
+        **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
+    """
+    return run_gate(directory, _settings(EvalSettings, settings), model_name=model, track=track)
+
+
+def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:
+    """Upload a checkpoint that passed its gate, with a model card; returns the commit's address."""
+    from ffncompress.hub import push_to_hub
+
+    return push_to_hub(directory, _settings(PushSettings, {"repo": repo, **settings}), token=token)
+
+
+def run(
+    recipe_file: str | Path,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    track: Track = silent,
+    report: Callable[[Plan | Path | GateResult | str], None] = lambda _: None,
+) -> GateResult:
+    """The whole pipeline from a recipe: plan, compress, evaluate, and push where it says so.
+
+    Args:
+        recipe_file: a YAML recipe.
+        output: the checkpoint folder, in place of the recipe's; the plan goes beside it, with "-plan" to its name.
+        overwrite: replace what an earlier run left there.
+        track: wraps each long loop, for a progress bar.
+        report: called with what each stage made: a plan, a folder, a gate result, an address.
+    """
+    from ffncompress.staging import check_free
+
+    recipe, text = Recipe.read(recipe_file)
+    target = Path(output or recipe.output)
+    plan_directory = target.with_name(f"{target.name}-plan")
+    check_free(target, overwrite=overwrite)
+    report(
+        plan(
+            recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code,
+            overwrite=overwrite, track=track, **recipe.plan.model_dump(),
+        )
+    )  # fmt: skip
+    report(compress(plan_directory, target, recipe=text, overwrite=overwrite, **recipe.apply.model_dump()))
+    result = evaluate(target, track=track, **recipe.eval.model_dump())
+    report(result)
+    if recipe.push and (result.passed or recipe.push.force):
+        report(push(target, **recipe.push.model_dump()))
+    return result
+
+
+def _settings(kind: Any, values: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise FfncompressError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error

@@ -1,0 +1,147 @@
+"""One forward pass over token windows fills the moments of every block.
+
+For each block two sets are kept, over the fit windows and over the held-out ones: plain, as R2_lin is defined, and
+with each row weighted by 1 / |s|^2, where s is the residual stream after the block. The next norm divides by the
+stream's scale, so a weighted error is an error as the rest of the model sees it; and the massive activations of a
+few tokens, which would otherwise own the fit, count as one row each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncompress.errors import NumericsError, TextError
+from ffncompress.models import Block
+from ffncompress.recovery import Moments
+from ffncompress.workers import Track, Workers, silent
+
+BATCH_TOKENS = 1024
+ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
+
+
+@dataclass
+class BlockMoments:
+    """The four sets of one block."""
+
+    fit: Moments
+    held_out: Moments
+    fit_weighted: Moments
+    held_out_weighted: Moments
+
+    @classmethod
+    def zeros(cls, block: Block, device: torch.device) -> BlockMoments:
+        def zeros(full_yy: bool) -> Moments:
+            return Moments.zeros(block.d_in, block.d_out, full_yy=full_yy, device=device)
+
+        return cls(zeros(True), zeros(False), zeros(False), zeros(False))
+
+    def pair(self, held_out: bool) -> tuple[Moments, Moments]:
+        return (self.held_out, self.held_out_weighted) if held_out else (self.fit, self.fit_weighted)
+
+    def all(self) -> tuple[Moments, ...]:
+        return self.fit, self.held_out, self.fit_weighted, self.held_out_weighted
+
+
+def check_enough_rows(blocks: list[Block], rows: int) -> None:
+    """A fit needs several rows for each input feature.
+
+    Raises:
+        TextError: there are too few; says how many are needed.
+    """
+    width = max(block.d_in for block in blocks)
+    needed = ROWS_PER_FEATURE * width
+    if rows < needed:
+        raise TextError(
+            f"{rows:,} fit tokens are too few for FFNs {width} wide: at least {needed:,} are needed; "
+            "raise --tokens, or give more text with --data"
+        )
+
+
+@torch.inference_mode()
+def collect_moments(
+    model: Any,
+    blocks: list[Block],
+    fit_windows: Tensor,
+    held_out_windows: Tensor,
+    workers: Workers,
+    track: Track = silent,
+) -> list[BlockMoments]:
+    """Run the decoder once over all windows and return each block's moments, summed over processes.
+
+    Raises:
+        NumericsError: a block's activations are not finite.
+    """
+    moments = [BlockMoments.zeros(block, _device_of(model, block)) for block in blocks]
+    batches = [(batch, False) for batch in own_batches(fit_windows, workers)]
+    batches += [(batch, True) for batch in own_batches(held_out_windows, workers)]
+    decoder = model.base_model  # without the head: no logits are needed
+    with _taps(model, blocks, moments) as role:
+        for batch, held_out in track(batches, "scoring blocks"):
+            role["held_out"] = held_out
+            decoder(input_ids=batch.to(workers.device), use_cache=False)
+    for block, each in zip(blocks, moments, strict=True):
+        for part in each.all():
+            workers.sum_(part.tensors())
+            if not (part.x.isfinite().all() and part.yy.isfinite().all() and part.weight.isfinite()):
+                raise NumericsError(
+                    f"block {block.index} ({block.path}) gives NaN or infinite activations; "
+                    "try --dtype float32, or check the model's weights"
+                )
+    return moments
+
+
+def own_batches(windows: Tensor, workers: Workers) -> list[Tensor]:
+    """This process's windows in batches of about BATCH_TOKENS."""
+    own = windows[workers.share(len(windows))]
+    return list(own.split(max(1, BATCH_TOKENS // windows.shape[1]))) if len(own) else []
+
+
+def first_tensor(value: Any) -> Tensor:
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _device_of(model: nn.Module, block: Block) -> torch.device:
+    device = next(model.get_submodule(block.path).parameters()).device
+    # Apple's GPU has no float64, and an offloaded block has no device at all
+    return torch.device("cpu") if device.type in ("mps", "meta") else device
+
+
+@contextmanager
+def _taps(model: nn.Module, blocks: list[Block], moments: list[BlockMoments]) -> Iterator[dict[str, bool]]:
+    """Hooks that feed the moments; `role["held_out"]` says which set the next batch belongs to."""
+    role = {"held_out": False}
+    handles = []
+    for block, own in zip(blocks, moments, strict=True):
+        rows: list[Tensor] = []
+
+        def at_ffn(_module: nn.Module, args: Any, output: Any, rows: list[Tensor] = rows) -> None:
+            rows[:] = [args[0].flatten(0, -2), first_tensor(output).flatten(0, -2)]
+
+        def at_layer(
+            _module: nn.Module, _args: Any, output: Any, rows: list[Tensor] = rows, own: BlockMoments = own
+        ) -> None:
+            plain, weighted = own.pair(role["held_out"])
+            x, y = (r.to(plain.x.device).double() for r in rows)
+            stream = first_tensor(output).flatten(0, -2).to(plain.x.device)
+            plain.update_(x, y)
+            weighted.update_(x, y, stream_weights(stream))
+            rows.clear()
+
+        handles.append(model.get_submodule(block.path).register_forward_hook(at_ffn))
+        handles.append(model.get_submodule(block.layer_path).register_forward_hook(at_layer))
+    try:
+        yield role
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def stream_weights(stream: Tensor) -> Tensor:
+    """1 / |s|^2 of each row, [rows]."""
+    return 1 / stream.double().square().sum(-1).clamp_min(1e-30)

@@ -1,0 +1,137 @@
+"""The model card: front matter that the Hub reads, and a page that a person reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ffncompress.gate import GateResult, TextResult
+    from ffncompress.plans import Plan
+
+
+def write_card(directory: Path, plan: Plan, origin: dict[str, Any], gate: GateResult | None = None) -> None:
+    """Write README.md into a checkpoint folder; with a gate result it carries the evaluation too."""
+    from huggingface_hub import ModelCard
+
+    front = _front_matter(plan, origin, gate).to_yaml()
+    card = ModelCard(f"---\n{front}\n---\n\n{_body(plan, origin, gate)}")
+    (directory / "README.md").write_text(str(card), encoding="utf-8")
+
+
+def _front_matter(plan: Plan, origin: dict[str, Any], gate: GateResult | None) -> Any:
+    from huggingface_hub import ModelCardData
+
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=origin["base_licence"],
+        base_model=plan.base.name if origin["base_is_hub"] else None,
+        base_model_relation="quantized" if origin["base_is_hub"] else None,  # the Hub's word for a slimmed copy
+        tags=["ffncompress", "compression", "feed-forward-replacement"],
+        model_name=f"{_short(plan)}, slimmed" if gate else None,
+        eval_results=_eval_results(gate) if gate else None,
+    )
+
+
+def _eval_results(gate: GateResult) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    def results(text: TextResult) -> list[Any]:
+        values = {"token": text.slimmed.token, "word": text.slimmed.word, "byte": text.slimmed.byte}
+        return [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type="text",
+                dataset_name=f"{Path(text.text).name} ({text.part} part)",
+                metric_type="perplexity",
+                metric_name=f"{unit} perplexity, context {text.context}",
+                metric_value=round(value, 4),
+            )
+            for unit, value in values.items()
+            if value is not None
+        ]
+
+    return [result for text in (gate.main, *gate.also) for result in results(text)]
+
+
+def _short(plan: Plan) -> str:
+    """The base's name without anybody's folders in it."""
+    return plan.base.name if plan.base.revision else Path(plan.base.name).name
+
+
+def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None) -> str:
+    ratios = plan.ratios
+    count = len(plan.replaced)
+    sections = [
+        f"# {_short(plan)}, slimmed by ffncompress",
+        f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by closed-form linear modules; nothing was "
+        f"trained. The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
+        f"({origin['parameters_before']:,} to {origin['parameters_after']:,}), all FFNs "
+        f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
+        "## How to load",
+        "```\npip install ffncompress\n```",
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("THIS/REPO")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("THIS/REPO")\n```',
+        "No import of ffncompress is needed, but it must be installed: without it, loading stops with a size mismatch.",
+        "## What it costs",
+        _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
+        "## Blocks",
+        _block_table(plan),
+        "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
+        "Swap is the perplexity that replacing this block alone adds, on text that no map was fitted on.",
+        "## How to reproduce",
+        f"```\n{reproduce_command(plan)}\nffncompress apply PLAN -o OUT\nffncompress eval OUT\n```",
+        f"Made with ffncompress {plan.ffncompress_version}; base revision "
+        f"{plan.base.revision or 'local folder'}, weights sha256 `{plan.base.fingerprint[:16]}`. Text fingerprints and "
+        "every measurement are in `ffncompress/plan.json`.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def reproduce_command(plan: Plan) -> str:
+    """The command line that makes this plan again."""
+    settings = plan.settings
+    words = ["ffncompress", "plan", _short(plan), "--budget", settings.budget, "--max-delta", settings.max_delta]
+    words += ["--revision", plan.base.revision] if plan.base.revision else []
+    for text in plan.fit_text:
+        words += ["--data", Path(text.source).name if "/" in text.source and ":" not in text.source else text.source]
+    for name in settings.choose_data:
+        words += ["--choose-data", Path(name).name]
+    words += ["--blocks", settings.blocks] if settings.blocks else []
+    words += ["--tokens", str(settings.tokens), "--seq-len", str(settings.seq_len), "--seed", str(settings.seed)]
+    return " ".join(words)
+
+
+def _gate_table(gate: GateResult) -> str:
+    rows = ["| text | context | tokens | perplexity | base | slimmed | change |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for text in (gate.main, *gate.also):
+        for unit in ("token", "word", "byte"):
+            before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
+            if before is None or after is None:
+                continue
+            name = f"{Path(text.text).name} ({text.part})"
+            rows.append(
+                f"| {name} | {text.context} | {text.tokens or ''} | {unit} | {before:.3f} | {after:.3f} | "
+                f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
+            )
+    verdict = "passed" if gate.passed else "FAILED"
+    speed = gate.speed
+    rows.append(
+        f"\nGate: {verdict} (limit {gate.limit}). Forward speed {speed.ratio:.2f}x the base's "
+        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})."
+    )
+    return "\n".join(rows)
+
+
+def _block_table(plan: Plan) -> str:
+    rows = ["| block | R2_lin | median feature | swap | treated as |", "| --- | --- | --- | --- | --- |"]
+    for block in plan.blocks:
+        swap = block.swap
+        kind = "dense linear" if swap.kind == "dense" else f"rank {swap.rank} linear"
+        rows.append(
+            f"| {block.index} | {block.scores.r2_lin:.3f} ± {block.scores.r2_lin_error:.3f} | "
+            f"{block.scores.r2_median_feature:.3f} | {swap.delta:+.2f} | {kind if block.replace else 'kept'} |"
+        )
+    return "\n".join(rows)

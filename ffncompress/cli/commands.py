@@ -1,0 +1,216 @@
+"""The commands: one function each, its docstring the help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ffncompress import __version__
+
+_DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ffncompress")
+def cli() -> None:
+    """Slim Hugging Face language models: FFN blocks that are nearly linear become small closed-form modules.
+
+    Nothing is trained. Start with: ffncompress demo
+    """
+
+
+def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one decorator, in the order written."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_device_options = _options(
+    click.option("--dtype", type=_DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
+    click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
+)
+_overwrite = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")
+_json = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - is standard output.")
+
+
+@cli.command()
+@click.argument("model")
+@click.option("-o", "--output", metavar="FOLDER", help="The plan folder.  [default: MODEL's name + -plan]")
+@click.option("--budget", default="8x", show_default=True, help="A replaced FFN keeps at most 1/8 of its weights.")
+@click.option("--max-delta", default="5%", show_default=True, help="Perplexity may rise by so much, all together.")
+@click.option("--blocks", metavar="LIST", help="Replace just these, safe or not: 0,3,7-9.")
+@click.option("--data", multiple=True, metavar="TEXT", help="Calibration text; may be repeated. See below.")
+@click.option("--choose-data", multiple=True, metavar="TEXT", help="Other text to choose on, so --data is all for fitting.")
+@click.option("--tokens", type=int, default=30_720, show_default=True, help="Tokens in all; a quarter is held out.")
+@click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
+@click.option("--revision", help="The Hub revision of MODEL.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with MODEL.")
+@_device_options
+@_overwrite
+@_json
+def plan(
+    model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
+    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
+) -> None:  # fmt: skip
+    """Score every FFN block of MODEL, choose what to replace, and write a plan folder.
+
+    MODEL is a Hub id, a model folder, a .gguf file, or "demo" for the embedded model.
+
+    TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
+    or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,
+    chosen on and reported on is disjoint.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    output = output or f"{Path(model).name.removesuffix('.gguf')}-plan"
+    with console.progress() as track:
+        made = api.plan(
+            model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
+            data=list(data), choose_data=list(choose_data), **settings,
+        )  # fmt: skip
+    console.print_plan(made, to_stderr=json_file == "-")
+    console.say(f"Plan: {output}   Next: ffncompress apply {output} -o FOLDER", to_stderr=json_file == "-")
+    console.write_json(json_file, made.model_dump_json(indent=1))
+
+
+@cli.command()
+@click.argument("plan_folder", metavar="PLAN")
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="The checkpoint folder.")
+@click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
+@click.option("--dtype", type=_DTYPES, default="auto", help="Storage dtype; auto keeps the base's.")
+@click.option("--max-shard-size", default="5GB", show_default=True, help="Split the weights above this size.")
+@click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
+@_overwrite
+def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **settings: Any) -> None:
+    """Install PLAN's replacements in its base model and save the slimmed checkpoint.
+
+    Needs no calibration data. The folder is reloaded and compared before it is put in place, and loads with plain
+    AutoModelForCausalLM.from_pretrained wherever ffncompress is installed.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    with console.status(f"writing {output}"):
+        api.compress(plan_folder, output, model=model, overwrite=overwrite, **settings)
+    console.print_artifact(output)
+    console.say(f"Next: ffncompress eval {output}")
+
+
+@cli.command(name="eval")
+@click.argument("folder", metavar="OUT")
+@click.option("--data", metavar="TEXT", help="Text to report on.  [default: the part that the plan left alone]")
+@click.option("--also", multiple=True, metavar="TEXT", help="Out-of-domain text to report too; may be repeated.")
+@click.option("--max-delta", default="5%", show_default=True, help="The gate: 5% of the base's perplexity, or 1.0.")
+@click.option("--context", type=int, help="Context length.  [default: 512, or the model's own if shorter]")
+@click.option("--tokens", type=int, default=16_384, show_default=True, help="Tokens of each text.")
+@click.option("--batch-size", type=int, default=4, show_default=True)
+@click.option("--repeats", type=int, default=3, show_default=True, help="Interleaved timings of each model.")
+@click.option("--prompt", help="What both models continue.  [default: the text's beginning]")
+@click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
+@_device_options
+@_json
+@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
+def evaluate(
+    folder: str, also: tuple[str, ...], model: str | None, json_file: str | None, junit: str | None, **settings: Any
+) -> int:
+    """lm-eval perplexity of the slimmed checkpoint OUT and of its base, and a verdict.
+
+    Exit code 0: within the limit. 1: the gate failed. 2: bad input.
+
+    TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    with console.progress() as track:
+        result = api.evaluate(folder, model=model, track=track, also=list(also), **settings)
+    console.print_gate(result, to_stderr=json_file == "-")
+    console.write_json(json_file, result.model_dump_json(indent=1))
+    if junit:
+        console.write_junit(junit, result)
+    return 0 if result.passed else 1
+
+
+@cli.command()
+@click.argument("folder", metavar="OUT")
+@click.argument("repo", metavar="USER/REPO")
+@click.option("--private", is_flag=True, help="Create the repository private.")
+@click.option("--force", is_flag=True, help="Push without a passing gate.")
+@click.option("--message", default="Upload a model slimmed by ffncompress", help="The commit message.")
+def push(folder: str, repo: str, **settings: Any) -> None:
+    """Write the model card of OUT and upload the folder to the Hub.
+
+    Refuses unless the gate passed on these weights. The token is huggingface_hub's own: hf auth login, or HF_TOKEN.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    with console.status(f"uploading to {repo}"):
+        address = api.push(folder, repo, **settings)
+    console.say(f"Pushed: {address}")
+
+
+@cli.command()
+@click.argument("recipe", metavar="RECIPE.yaml")
+@click.option("-o", "--output", metavar="FOLDER", help="In place of the recipe's output.")
+@_overwrite
+@_json
+@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
+def run(recipe: str, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
+    """Plan, apply, eval and, where the recipe says so, push: all from one file."""
+    return _run(Path(recipe), output, overwrite, json_file, junit)
+
+
+@cli.command()
+@click.option("-o", "--output", default="ffncompress-demo", show_default=True, metavar="FOLDER")
+@_json
+@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
+def demo(output: str, json_file: str | None, junit: str | None) -> int:
+    """The whole pipeline on the embedded model, offline, in under two minutes."""
+    recipe = Path(str(files("ffncompress") / "demo" / "recipe.yaml"))
+    return _run(recipe, output, True, json_file, junit)
+
+
+def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    to_stderr = json_file == "-"
+    with console.progress() as track:
+        result = api.run(
+            recipe, output=output, overwrite=overwrite, track=track,
+            report=lambda made: console.print_stage(made, to_stderr=to_stderr),
+        )  # fmt: skip
+    console.write_json(json_file, result.model_dump_json(indent=1))
+    if junit:
+        console.write_junit(junit, result)
+    return 0 if result.passed else 1
+
+
+@cli.command()
+@click.argument("folder", metavar="PLAN-or-OUT")
+@_json
+def show(folder: str, json_file: str | None) -> None:
+    """What a plan or a slimmed checkpoint is, and why each block was treated so."""
+    from ffncompress import artifact
+    from ffncompress.cli import console
+    from ffncompress.plans import Plan
+
+    is_artifact = artifact.is_artifact(folder)
+    made = artifact.read_plan(folder) if is_artifact else Plan.load(folder)
+    if json_file != "-":
+        console.print_plan(made, reasons=True)
+        if is_artifact:
+            console.print_artifact(folder)
+    console.write_json(json_file, made.model_dump_json(indent=1))

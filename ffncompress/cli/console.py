@@ -1,0 +1,218 @@
+"""What a person sees: tables within 100 columns, bars while something runs, plain text when piped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ffncompress.workers import Track, silent
+
+if TYPE_CHECKING:
+    from ffncompress.gate import GateResult, TextResult
+    from ffncompress.plans import Plan
+
+T = TypeVar("T")
+_WIDTH = 100
+
+
+def _console(to_stderr: bool = False) -> Console:
+    """A console for what is read: 100 columns at most, or when piped; only the first process speaks."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    quiet = int(os.environ.get("RANK", "0")) > 0
+    made = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False)
+    made.width = min(made.width, _WIDTH) if made.is_terminal else _WIDTH
+    return made
+
+
+@contextmanager
+def progress() -> Iterator[Track]:
+    """A bar on the terminal for each loop; nothing when piped."""
+    console = _console(to_stderr=True)
+    if not console.is_terminal or console.quiet:
+        yield silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+
+        def track(items: Sequence[T], description: str) -> Iterable[T]:
+            task = bars.add_task(description, total=len(items))
+            for item in items:
+                yield item
+                bars.advance(task)
+            bars.remove_task(task)
+
+        yield track
+
+
+@contextmanager
+def status(description: str) -> Iterator[None]:
+    """A spinner for a stage whose length is not known."""
+    console = _console(to_stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(description):
+        yield
+
+
+def say(text: str, *, to_stderr: bool = False) -> None:
+    _console(to_stderr).print(Text(text))
+
+
+def print_stage(made: Any, *, to_stderr: bool = False) -> None:
+    """What a stage of `run` made."""
+    from ffncompress.gate import GateResult
+    from ffncompress.plans import Plan
+
+    if isinstance(made, Plan):
+        print_plan(made, to_stderr=to_stderr)
+    elif isinstance(made, GateResult):
+        print_gate(made, to_stderr=to_stderr)
+    else:
+        say(f"Written: {made}" if isinstance(made, Path) else f"Pushed: {made}", to_stderr=to_stderr)
+
+
+def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) -> None:
+    """The blocks of a plan at a glance; with reasons, why each was treated so."""
+    console = _console(to_stderr)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for name in ("block", "R2_lin", "median", "ranks in/out/map", "cond", "predicted", "swap dPPL", "fit", "option", ""):
+        table.add_column(name, justify="left" if name in ("fit", "option", "") else "right", no_wrap=True)
+    for block in plan.blocks:
+        scores, swap = block.scores, block.swap
+        option = "dense" if swap.kind == "dense" else f"rank {swap.rank}"
+        table.add_row(
+            str(block.index),
+            f"{scores.r2_lin:.3f} ±{scores.r2_lin_error:.3f}",
+            f"{scores.r2_median_feature:.2f}",
+            f"{scores.effective_rank_input:.0f}/{scores.effective_rank_output:.0f}/{scores.effective_rank_map:.0f}",
+            f"{scores.condition_number:.0e}",
+            _delta(swap.predicted_delta),
+            f"{_delta(swap.delta)} ±{swap.delta_error:.2f}",
+            swap.weighting,
+            option,
+            Text("replace" if block.replace else "keep", style="bold cyan" if block.replace else "dim"),
+        )
+    texts = ", ".join(Path(text.source).name for text in plan.choose_text)
+    tokens = sum(text.tokens for text in plan.choose_text)
+    console.print(Text(f"{plan.base.name} ({plan.base.family}), budget {plan.settings.budget}", style="bold"))
+    console.print(
+        Text(
+            f"base perplexity {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
+            f"context {plan.settings.seq_len}"
+        )
+    )
+    console.print(table)
+    if reasons:
+        for block in plan.blocks:
+            console.print(Text(f"block {block.index}: {block.reason}"))
+    console.print(Text(plan.summary, style="bold"))
+    if plan.replaced:
+        console.print(Text(_ratio_line(plan)))
+
+
+def _ratio_line(plan: Plan) -> str:
+    ratios = plan.ratios
+    return (
+        f"parameters kept: replaced FFNs {100 * ratios['replaced_ffns']:.1f} % ({1 / ratios['replaced_ffns']:.1f}x "
+        f"fewer), all FFNs {100 * ratios['all_ffns']:.1f} %, whole model {100 * ratios['whole_model']:.1f} % "
+        f"({plan.base.parameters:,} to {plan.parameters_after:,})"
+    )
+
+
+def print_artifact(folder: str | Path) -> None:
+    """Where a checkpoint came from and how it fared."""
+    from ffncompress.artifact import read_gate, read_origin
+    from ffncompress.errors import ArtifactError
+    from ffncompress.gate import GateResult
+
+    origin = read_origin(folder)
+    revision = f" at {origin['base_revision']}" if origin["base_revision"] else ""
+    say(
+        f"{folder}: {origin['base_model']}{revision} with {origin['parameters_after']:,} of "
+        f"{origin['parameters_before']:,} parameters; reloaded, logits equal"
+    )
+    try:
+        print_gate(GateResult.model_validate(read_gate(folder)))
+    except ArtifactError:
+        say("not evaluated yet")
+
+
+def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
+    """Perplexities, sizes, speed, a continuation of both, and the verdict."""
+    console = _console(to_stderr)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for name in ("text", "perplexity", "base", "slimmed", "change", ""):
+        table.add_column(name, justify="left" if name in ("text", "perplexity") else "right")
+    for text in (result.main, *result.also):
+        for row in _perplexity_rows(text):
+            table.add_row(*row)
+    console.print(table)
+    sizes = result.sizes
+    named = {"replaced FFNs": sizes.replaced_ffns, "all FFNs": sizes.all_ffns, "whole model": sizes.whole_model}
+    parts = [f"{name} {before:,} to {after:,} ({100 * after / max(before, 1):.1f} %)" for name, (before, after) in named.items()]
+    console.print(Text("parameters: " + "; ".join(parts)))
+    disk_before, disk_after = sizes.bytes_on_disk
+    speed = result.speed
+    console.print(
+        Text(
+            f"on disk {disk_before / 1e6:.1f} to {disk_after / 1e6:.1f} MB; speed {speed.base:,.0f} to "
+            f"{speed.slimmed:,.0f} tokens/s ({speed.ratio:.2f}x, batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})"
+        )
+    )
+    console.print(Text(f"prompt   {result.prompt!r}"))
+    console.print(Text(f"base     {result.continuation_base!r}"))
+    console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
+    verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
+    verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f} %), limit {result.limit}"
+    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
+
+
+def _perplexity_rows(text: TextResult) -> Iterator[tuple[str, ...]]:
+    label = f"{Path(text.text).name} ({text.part}), context {text.context}"
+    label += f", {text.tokens:,} tokens" if text.tokens else ""
+    for unit in ("token", "word", "byte"):
+        before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
+        if before is not None and after is not None:
+            yield label, unit, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
+            label = ""
+
+
+def _delta(value: float) -> str:
+    return f"{value:+.2f}" if abs(value) < 1000 else f"{value:+.0e}"
+
+
+def write_json(file: str | None, content: str) -> None:
+    """To a file, or to standard output for `-`."""
+    from ffncompress.staging import write_file
+
+    if file == "-":
+        sys.stdout.write(content + "\n")
+    elif file:
+        write_file(file, content + "\n")
+
+
+def write_junit(file: str, result: GateResult) -> None:
+    """One test case for the gate, one for each text that is only reported."""
+    from ffncompress.staging import write_file
+
+    suite = ElementTree.Element("testsuite", name="ffncompress", tests=str(1 + len(result.also)))
+    suite.set("failures", str(0 if result.passed else 1))
+    for text in (result.main, *result.also):
+        case = ElementTree.SubElement(suite, "testcase", classname="ffncompress.gate", name=f"perplexity on {text.text}")
+        base, slimmed = text.headline
+        summary = f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}"
+        ElementTree.SubElement(case, "system-out").text = summary
+        if text is result.main and not result.passed:
+            ElementTree.SubElement(case, "failure", message=summary)
+    write_file(file, ElementTree.tostring(suite, encoding="unicode") + "\n")

@@ -1,0 +1,48 @@
+"""Every error a user can meet, each with a sentence that names the next step.
+
+    FfncompressError            exit code 2
+    ├── ModelError              the model: missing, unsupported, wrong one
+    ├── TextError               the calibration or evaluation text
+    ├── NumericsError           NaN or infinite activations
+    ├── BudgetError             a budget or a limit that cannot be met or read
+    ├── PlanError               a plan folder or file
+    ├── ArtifactError           an output or an emitted checkpoint
+    ├── RecipeError             a recipe file
+    └── HubError                an upload
+"""
+
+
+class FfncompressError(Exception):
+    """Base of every error raised on purpose; its text is complete and is shown without a traceback."""
+
+
+class ModelError(FfncompressError):
+    """The model is missing, of an unsupported family, or not the one that a plan was made for."""
+
+
+class TextError(FfncompressError):
+    """A text cannot be read, is empty, or has too few tokens."""
+
+
+class NumericsError(FfncompressError):
+    """A block's activations are not finite."""
+
+
+class BudgetError(FfncompressError):
+    """A budget, a limit or a block selection cannot be read or cannot be met."""
+
+
+class PlanError(FfncompressError):
+    """A plan is missing, corrupted, empty, or of another schema."""
+
+
+class ArtifactError(FfncompressError):
+    """An output folder cannot be written, or an emitted checkpoint is not what it says."""
+
+
+class RecipeError(FfncompressError):
+    """A recipe has an unknown key or a value of the wrong type."""
+
+
+class HubError(FfncompressError):
+    """An upload was refused, by us or by the Hub."""

@@ -1,0 +1,70 @@
+"""Pushing an emitted checkpoint to the Hub, card and all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ffncompress.artifact import read_gate, read_origin, read_plan
+from ffncompress.card import write_card
+from ffncompress.errors import HubError
+from ffncompress.gate import GateResult
+from ffncompress.models import find_model
+from ffncompress.settings import PushSettings
+
+
+def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | None = None) -> str:
+    """Refresh the card, create the repository if need be, upload; returns the address of the commit.
+
+    The token is handed to huggingface_hub and to nobody else.
+
+    Raises:
+        HubError: the gate has not passed on these very weights, or the Hub refused.
+    """
+    directory = Path(directory)
+    origin, plan = read_origin(directory), read_plan(directory)
+    gate = _passed_gate(directory, settings.force)
+    write_card(directory, plan, origin, gate)
+
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        api.create_repo(settings.repo, private=settings.private, exist_ok=True)
+        commit: Any = api.upload_folder(
+            repo_id=settings.repo, folder_path=directory, commit_message=settings.message
+        )
+    except Exception as error:  # huggingface_hub, its HTTP client and the socket each have their own
+        raise HubError(
+            f"{settings.repo}: the upload failed ({_without_token(error, token)}); "
+            "check the name, your rights and the network, and log in with: hf auth login"
+        ) from error
+    return str(commit.commit_url)
+
+
+def _passed_gate(directory: Path, force: bool) -> GateResult | None:
+    try:
+        gate = GateResult.model_validate(read_gate(directory))
+    except Exception as error:
+        if force:
+            return None
+        raise HubError(f"{directory}: not evaluated; run: ffncompress eval {directory}, or pass --force") from error
+    if gate.weights_sha256 != find_model(str(directory)).fingerprint() and not force:
+        raise HubError(f"{directory}: its weights changed since the gate ran; run: ffncompress eval {directory}")
+    if not gate.passed and not force:
+        base, slimmed = gate.main.headline
+        raise HubError(
+            f"{directory}: the gate failed ({base:.2f} to {slimmed:.2f}, limit {gate.limit}); "
+            "plan with a stricter --max-delta, or pass --force"
+        )
+    return gate
+
+
+def _without_token(error: Exception, token: str | None) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0][:200] if lines else type(error).__name__
+    for secret in (token, os.environ.get("HF_TOKEN")):
+        if secret:
+            text = text.replace(secret, "***")
+    return text

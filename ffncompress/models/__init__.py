@@ -1,0 +1,18 @@
+"""Models: where they come from, and where their FFNs live."""
+
+from ffncompress.models.families import Block, Layout, count_parameters, find_blocks, set_module, supported
+from ffncompress.models.loading import EMBEDDED, ModelSource, find_model, load_model, load_tokenizer
+
+__all__ = [
+    "EMBEDDED",
+    "Block",
+    "Layout",
+    "ModelSource",
+    "count_parameters",
+    "find_blocks",
+    "find_model",
+    "load_model",
+    "load_tokenizer",
+    "set_module",
+    "supported",
+]

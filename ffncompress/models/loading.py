@@ -1,0 +1,134 @@
+"""From what a person types (a Hub id, a folder, a .gguf file) to a model, its tokenizer and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ffncompress.errors import ModelError
+
+EMBEDDED = "demo"
+_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that lies on this disk, and what it is called elsewhere."""
+
+    name: str  # as it was given
+    directory: Path
+    gguf_file: str | None = None
+    revision: str | None = None
+    is_hub: bool = False
+    trust_remote_code: bool = False
+
+    def weight_files(self) -> list[Path]:
+        pattern = self.gguf_file or "*.safetensors"
+        return sorted(self.directory.glob(pattern))
+
+    def fingerprint(self) -> str:
+        """sha256 over the weight files: what makes a plan this model's plan."""
+        digest = hashlib.sha256()
+        for file in self.weight_files():
+            blob = file.resolve().name  # the Hub's cache names a blob by its sha256
+            digest.update((blob if re.fullmatch("[0-9a-f]{64}", blob) else _sha256(file)).encode())
+        return digest.hexdigest()
+
+    def bytes_on_disk(self) -> int:
+        return sum(file.stat().st_size for file in self.weight_files())
+
+
+def find_model(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False, local_only: bool = False
+) -> ModelSource:
+    """Locate a model; a Hub id is downloaded (safetensors and text files only, never a pickle).
+
+    Raises:
+        ModelError: there is no such model, or it has no safetensors.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelSource(name, path.parent, gguf_file=path.name)
+    if path.is_dir():
+        source = ModelSource(name, path, trust_remote_code=trust_remote_code)
+    elif name == EMBEDDED:
+        source = ModelSource(name, Path(str(files("ffncompress") / "demo" / "model")))
+    elif path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: no such file or folder; give a Hub id, a model folder or a .gguf file")
+    else:
+        directory = _snapshot(name, revision, local_only)
+        source = ModelSource(name, directory, None, directory.name, True, trust_remote_code)
+    if not (source.directory / "config.json").is_file():
+        raise ModelError(f"{name}: there is no config.json in it; give the folder of a Hugging Face model")
+    if not source.weight_files():
+        raise ModelError(
+            f"{name}: it has no .safetensors weights, and pickled ones are never read; "
+            "convert it first with model.save_pretrained(FOLDER)"
+        )
+    return source
+
+
+def load_model(source: ModelSource, *, dtype: str = "auto", device_map: Any = None) -> Any:
+    """The model in evaluation mode. "auto" keeps the dtype that the weights are stored in."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in _DTYPES:
+        raise ModelError(f"{dtype}: unknown dtype; one of {', '.join(_DTYPES)}")
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "device_map": device_map}
+    if source.gguf_file:
+        from transformers import GgufConfig
+
+        options |= {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+        if dtype == "auto":
+            options["dtype"] = torch.float32
+    else:
+        options |= {"use_safetensors": True, "trust_remote_code": source.trust_remote_code}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source.directory, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"{source.name}: it cannot be loaded as a causal language model: {_first_line(error)}") from error
+    if source.gguf_file:
+        model.is_quantized, model.hf_quantizer = False, None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model.eval()
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.directory, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def _snapshot(name: str, revision: str | None, local_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS, local_files_only=local_only))
+    except Exception as error:  # huggingface_hub, its HTTP client and the socket each have their own
+        at = f" at revision {revision}" if revision else ""
+        raise ModelError(
+            f"{name}{at}: neither a folder here nor a model that the Hub gives ({type(error).__name__}); "
+            "check the name and the network, or give a local folder"
+        ) from error
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:240] if lines else type(error).__name__

@@ -1,0 +1,384 @@
+"""Scores and a budget in, a plan out.
+
+No block is replaced on its score alone. Each block's option within the budget is tried alone in the model; what
+passes is verified together, on text that no map was fitted on, and the most harmful are dropped until the joint
+increase is within the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffncompress import __version__, recovery, texts
+from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments
+from ffncompress.errors import BudgetError, TextError
+from ffncompress.models import Block, ModelSource, count_parameters, find_blocks, find_model, load_model, load_tokenizer
+from ffncompress.modules import build, matrix_weights
+from ffncompress.patcher import patched_with
+from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap, TextRef
+from ffncompress.recovery import LinearFit
+from ffncompress.sensitivity import measure_sensitivity, predicted_delta
+from ffncompress.settings import Budget, Limit, PlanSettings, parse_blocks
+from ffncompress.swaps import SwapResults, measure_swaps, perplexity, sequence_losses
+from ffncompress.workers import Track, Workers, silent
+
+PLAIN, STREAM = "plain", "stream"
+CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
+SENSITIVITY_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The windows of a plan and the records of the texts they came from."""
+
+    fit: Tensor
+    choose: Tensor
+    fit_text: list[TextRef]
+    choose_text: list[TextRef]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A block's two maps, and the errors of each at every rank on the held-out rows."""
+
+    maps: dict[str, LinearFit]
+    r2_by_rank: Tensor  # of the plain map, as R2_lin is defined
+    relative_error_by_rank: dict[str, Tensor]  # E|u|^2 of each map
+
+
+def make_plan(
+    model_name: str,
+    settings: PlanSettings,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    workers: Workers | None = None,
+    track: Track = silent,
+) -> tuple[Plan, dict[str, Tensor]]:
+    """Measure a model and choose what to replace; returns the plan and its fitted tensors.
+
+    Raises:
+        FfncompressError: the model, the text or the budget does not serve; the message says what would.
+    """
+    budget, limit = Budget.parse(settings.budget), Limit.parse(settings.max_delta)
+    source = find_model(model_name, revision=revision, trust_remote_code=trust_remote_code)
+    workers = workers or Workers(settings.device)
+    # float32 is the CPU's own; a GPU keeps what the weights are stored in
+    dtype = "float32" if settings.dtype == "auto" and workers.device.type == "cpu" else settings.dtype
+    model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
+    blocks = find_blocks(model)
+    forced = parse_blocks(settings.blocks, len(blocks)) if settings.blocks else None
+    sizes = [option_within(block, budget) for block in blocks]
+    corpus = gather_text(source, settings, tokenizer)
+    check_enough_rows(blocks, corpus.fit.numel())
+
+    moments = collect_moments(model, blocks, corpus.fit, corpus.choose, workers, track)
+    fitted = [fit_block(each) for each in track(moments, "fitting maps")]
+    some = corpus.fit[: max(1, SENSITIVITY_TOKENS // settings.seq_len)]
+    sensitivities = measure_sensitivity(model, blocks, some, workers, settings.seed, track)
+    variants = [
+        {name: replacement(block, size, fit.maps[name]) for name in (PLAIN, STREAM)}
+        for block, size, fit in zip(blocks, sizes, fitted, strict=True)
+    ]
+    plain_maps = [fit.maps[PLAIN] for fit in fitted]
+    swaps = measure_swaps(model, blocks, variants, plain_maps, corpus.choose, workers, track)
+
+    base = swaps.base_perplexity
+    measured = [
+        _swap(i, blocks[i], sizes[i], fitted[i], variants[i], swaps, sensitivities[i]) for i in range(len(blocks))
+    ]
+    modules = {block.index: variants[i][measured[i].weighting] for i, block in enumerate(blocks)}
+
+    def joint_perplexity(indices: list[int]) -> float:
+        with patched_with(model, {blocks[i].path: modules[i] for i in indices}):
+            label = f"verifying {len(indices)} blocks together"
+            return perplexity(sequence_losses(model, corpus.choose, workers, track, label))
+
+    chosen, joint = choose_blocks(measured, base, limit, forced, joint_perplexity)
+    reasons = explain(measured, base, limit, chosen, forced)
+    plan = Plan(
+        ffncompress_version=__version__,
+        base=_base_ref(source, model, blocks),
+        settings=settings,
+        fit_text=corpus.fit_text,
+        choose_text=corpus.choose_text,
+        base_perplexity=base,
+        blocks=[
+            BlockPlan(
+                index=block.index,
+                path=block.path,
+                parameters=block.parameters,
+                d_in=block.d_in,
+                d_inner=block.d_inner,
+                d_out=block.d_out,
+                scores=_scores(moments[i], fitted[i], swaps, i, sensitivities[i]),
+                options=_options(block, sizes[i], fitted[i], base, sensitivities[i]),
+                swap=measured[i],
+                replace=i in chosen,
+                reason=reasons[i],
+            )
+            for i, block in enumerate(blocks)
+        ],
+        joint=joint,
+        summary=summarise(measured, base, limit, chosen, joint),
+        tensors_sha256="",
+    )
+    return plan, tensors_of({i: modules[i] for i in chosen})
+
+
+def option_within(block: Block, budget: Budget) -> tuple[str, int]:
+    """(kind, rank) of the largest linear stand-in that the budget allows.
+
+    Dense where it fits, for it is then the better and, above rank d/2, also the smaller.
+
+    Raises:
+        BudgetError: not even rank 1 fits.
+    """
+    allowed = block.matrix_weights / budget.ratio
+    # a dense map under the output projection's name must differ from it in shape (see modules.py)
+    if block.d_in * block.d_out <= allowed and block.d_in != block.d_inner:
+        return "dense", min(block.d_in, block.d_out)
+    rank = min(int(allowed // (block.d_in + block.d_out)), block.d_in, block.d_out)
+    if rank < 1:
+        most = block.matrix_weights / (block.d_in + block.d_out)
+        raise BudgetError(
+            f"a budget of {budget.ratio:g}x leaves block {block.index} less than rank 1; at most {most:.0f}x is possible"
+        )
+    return "low-rank", rank
+
+
+def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any) -> Corpus:
+    """Fit and choose windows from disjoint text; the part called report is left for the gate."""
+    data = settings.data or ["wikitext" if source.is_hub else texts.PYTHON_DOCS]
+    if settings.choose_data:
+        fit = [texts.read(name) for name in data]
+        choose = [texts.read_parts(name, texts.HALVES)[texts.CHOOSE] for name in settings.choose_data]
+    else:
+        parts = [texts.read_parts(name) for name in data]
+        fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
+    choose_windows = max(1, round(settings.tokens * CHOOSE_SHARE / settings.seq_len))
+    fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
+    fit_rows, fit_refs = _cut(fit, fit_windows, settings, tokenizer)
+    choose_rows, choose_refs = _cut(choose, choose_windows, settings, tokenizer)
+    return Corpus(fit_rows, choose_rows, fit_refs, choose_refs)
+
+
+def _cut(
+    sources: list[texts.Text], count: int, settings: PlanSettings, tokenizer: Any
+) -> tuple[Tensor, list[TextRef]]:
+    """About the same number of windows from each text."""
+    rows, refs = [], []
+    for i, text in enumerate(sources):
+        share = count // len(sources) + (i < count % len(sources))
+        own = texts.windows(text, tokenizer, length=settings.seq_len, count=share, seed=settings.seed)
+        if not len(own):
+            raise TextError(
+                f"{text.source}: its {text.part} part is shorter than one window of {settings.seq_len} tokens; "
+                "give a longer text, or lower --seq-len"
+            )
+        rows.append(own)
+        refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel()))
+    return torch.cat(rows), refs
+
+
+def fit_block(moments: BlockMoments) -> Fitted:
+    """Both maps of a block, each with its ridge chosen on held-out rows of its own weighting."""
+    maps = {
+        PLAIN: recovery.fit_linear(moments.fit, moments.held_out),
+        STREAM: recovery.fit_linear(moments.fit_weighted, moments.held_out_weighted),
+    }
+    total = moments.held_out.total_squares().sum()
+    rows = moments.held_out_weighted.rows
+    return Fitted(
+        maps,
+        1 - recovery.errors_by_rank(maps[PLAIN], moments.held_out) / total,
+        {name: recovery.errors_by_rank(fit, moments.held_out_weighted) / rows for name, fit in maps.items()},
+    )
+
+
+def replacement(block: Block, size: tuple[str, int], fit: LinearFit) -> nn.Module:
+    """The stand-in module with the fitted weights in it, float32."""
+    kind, rank = size
+    module = build(kind, block.layout, block.d_in, block.d_out, rank)
+    out = module.get_submodule(block.layout.out)
+    if kind == "dense":
+        values = {"weight": fit.weight.T, "bias": fit.bias}
+    else:
+        down, up, bias = fit.at_rank(rank)
+        module.get_submodule(block.layout.inner[-1]).load_state_dict({"weight": down.contiguous()})
+        values = {"weight": up, "bias": bias}
+    out.load_state_dict({name: value.contiguous() for name, value in values.items()})
+    return module.requires_grad_(False)
+
+
+def tensors_of(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{index}.{name}": value.float().cpu().contiguous()
+        for index, module in modules.items()
+        for name, value in module.state_dict().items()
+    }
+
+
+def choose_blocks(
+    measured: list[Swap],
+    base: float,
+    limit: Limit,
+    forced: list[int] | None,
+    joint_perplexity: Callable[[list[int]], float],
+) -> tuple[list[int], list[JointCheck]]:
+    """The most blocks, least harmful first, whose joint increase is within the limit.
+
+    Dropping the most harmful one by one visits nested sets, so the last that passes is found by bisection.
+    """
+    checks: list[JointCheck] = []
+
+    def check(indices: list[int]) -> bool:
+        value = joint_perplexity(sorted(indices))
+        passed = limit.allows(base, value)
+        checks.append(
+            JointCheck(blocks=sorted(indices), perplexity=value, delta=value - base, within_limit=passed)
+        )
+        return passed
+
+    if forced is not None:
+        check(forced)
+        return forced, checks
+    by_harm = sorted(range(len(measured)), key=lambda i: measured[i].delta)
+    candidates = [i for i in by_harm if limit.allows(base, base + measured[i].delta)]
+    if not candidates:
+        return [], checks
+    if check(candidates):
+        return sorted(candidates), checks
+    fits, fails = 1, len(candidates)  # one alone was measured already
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if check(candidates[:middle]) else (fits, middle)
+    if fits == 1:
+        check(candidates[:1])
+    return sorted(candidates[:fits]), checks
+
+
+def explain(
+    measured: list[Swap], base: float, limit: Limit, chosen: list[int], forced: list[int] | None
+) -> list[str]:
+    """Why each block is treated as it is, in a few words."""
+    reasons = []
+    for i, swap in enumerate(measured):
+        alone = f"alone {swap.delta:+.2f} ppl ({100 * swap.delta / base:+.1f} %)"
+        if forced is not None:
+            reasons.append("replaced: forced by --blocks" if i in chosen else "kept: not among --blocks")
+        elif i in chosen:
+            reasons.append(f"replaced: {alone}, and within {limit} together with the others")
+        elif limit.allows(base, base + swap.delta):
+            reasons.append(f"kept: {alone}, but too much together with the others")
+        else:
+            reasons.append(f"kept: {alone} is over {limit}")
+    return reasons
+
+
+def summarise(
+    measured: list[Swap], base: float, limit: Limit, chosen: list[int], joint: list[JointCheck]
+) -> str:
+    if chosen:
+        final = next(c for c in reversed(joint) if c.blocks == chosen)
+        verdict = "within" if final.within_limit else "over"
+        return (
+            f"{len(chosen)} of {len(measured)} blocks replaced; together {final.delta:+.2f} perplexity "
+            f"({100 * final.delta / base:+.1f} %) on the choose text, {verdict} the limit of {limit}"
+        )
+    nearest = min(range(len(measured)), key=lambda i: measured[i].delta)
+    miss = measured[nearest]
+    return (
+        f"nothing is safe to replace within {limit}: the nearest miss is block {nearest}, alone "
+        f"{miss.delta:+.2f} perplexity ({100 * miss.delta / base:+.1f} %); "
+        "raise --max-delta, lower --budget, or force it with --blocks"
+    )
+
+
+def _swap(
+    i: int,
+    block: Block,
+    size: tuple[str, int],
+    fitted: Fitted,
+    variants: dict[str, nn.Module],
+    swaps: SwapResults,
+    sensitivity: float,
+) -> Swap:
+    """The better of the two weightings by held-out loss."""
+    kind, rank = size
+    deltas = {name: swaps.delta(i, name) for name in variants}
+    best = min(deltas, key=deltas.__getitem__)
+    other = PLAIN if best == STREAM else STREAM
+    parameters = sum(p.numel() for p in variants[best].parameters())
+    return Swap(
+        kind=kind,  # type: ignore[arg-type]
+        rank=rank,
+        weighting=best,  # type: ignore[arg-type]
+        parameters=parameters,
+        ratio=block.matrix_weights / matrix_weights(kind, block.d_in, block.d_out, rank),
+        predicted_delta=predicted_delta(
+            swaps.base_perplexity, sensitivity, fitted.relative_error_by_rank[best][rank].item()
+        ),
+        delta=deltas[best],
+        delta_error=swaps.delta_error(i, best),
+        other_weighting_delta=deltas[other],
+    )
+
+
+def _options(
+    block: Block, size: tuple[str, int], fitted: Fitted, base: float, sensitivity: float
+) -> list[Option]:
+    """Predicted cost at a ladder of ranks up to the budget's."""
+    kind, limit = size
+    ranks = [2**k for k in range(limit.bit_length()) if 2**k < limit] + [limit]
+    options = []
+    for rank in ranks:
+        this: Any = kind if rank == limit else "low-rank"
+        options.append(
+            Option(
+                kind=this,
+                rank=rank,
+                parameters=matrix_weights(this, block.d_in, block.d_out, rank) + block.d_out,
+                r2=fitted.r2_by_rank[rank].item(),
+                predicted_delta=predicted_delta(
+                    base, sensitivity, fitted.relative_error_by_rank[STREAM][rank].item()
+                ),
+            )
+        )
+    return options
+
+
+def _scores(moments: BlockMoments, fitted: Fitted, swaps: SwapResults, i: int, sensitivity: float) -> Scores:
+    plain = fitted.maps[PLAIN]
+    inputs = recovery.spectrum_of(moments.fit.covariance_x())
+    errors = swaps.errors[i]
+    weighted = moments.held_out_weighted
+    return Scores(
+        r2_lin=recovery.r2(plain, moments.held_out),
+        r2_lin_error=recovery.r2_interval(errors.squared_errors, errors.rows, errors.sums, errors.squares),
+        r2_median_feature=recovery.median_feature_r2(plain, moments.held_out),
+        effective_rank_input=recovery.effective_rank(inputs),
+        effective_rank_output=recovery.effective_rank(recovery.spectrum_of(moments.fit.covariance_y())),
+        effective_rank_map=recovery.effective_rank(plain.energies),
+        condition_number=recovery.condition_number(inputs),
+        ridge=plain.ridge,
+        share_of_stream=(weighted.y_energy.sum() / weighted.rows).item(),
+        sensitivity=sensitivity,
+    )
+
+
+def _base_ref(source: ModelSource, model: nn.Module, blocks: list[Block]) -> BaseRef:
+    return BaseRef(
+        name=source.name,
+        revision=source.revision,
+        fingerprint=source.fingerprint(),
+        family=model.config.model_type,  # type: ignore[union-attr, arg-type]
+        parameters=count_parameters(model),
+        ffn_parameters=sum(block.parameters for block in blocks),
+        trust_remote_code=source.trust_remote_code,
+    )

@@ -1,0 +1,88 @@
+"""A recipe: the whole pipeline in one YAML file, checked before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ffncompress.errors import RecipeError
+from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
+
+
+class Recipe(BaseModel):
+    """What to compress, how, where to, and what must hold of the result."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    output: str
+    plan: PlanSettings = PlanSettings()
+    apply: ApplySettings = ApplySettings()
+    eval: EvalSettings = EvalSettings()
+    push: PushSettings | None = None
+
+    @classmethod
+    def read(cls, file: str | Path) -> tuple[Recipe, str]:
+        """(recipe, its verbatim text).
+
+        Raises:
+            RecipeError: it is missing, not YAML, or has a wrong key or value; says on which line.
+        """
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{file}: cannot be read; give a YAML recipe such as recipes/demo.yaml") from error
+        try:
+            tree = yaml.compose(text, Loader=yaml.SafeLoader)
+            content = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = mark.line + 1 if mark else 1
+            raise RecipeError(f"{file}, line {line}: not YAML ({getattr(error, 'problem', error)}); mend it") from error
+        if not isinstance(content, dict):
+            raise RecipeError(f"{file}, line 1: a recipe is a mapping with keys {', '.join(cls.model_fields)}")
+        try:
+            return cls.model_validate(content), text
+        except ValidationError as error:
+            raise RecipeError(f"{file}, {_explain(error, tree)}") from error
+
+
+def _explain(error: ValidationError, tree: Any) -> str:
+    first = error.errors()[0]
+    place = first["loc"]
+    key = ".".join(map(str, place))
+    if first["type"] == "extra_forbidden":
+        reason = f"unknown key {key}; known here: {', '.join(_known(place[:-1]))}"
+    elif first["type"] == "missing":
+        reason = f"{key} is missing; add it"
+    else:
+        reason = f"{key}: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}; mend it"
+    return f"line {_line(tree, place)}: {reason}"
+
+
+def _known(place: tuple[int | str, ...]) -> list[str]:
+    if not place:
+        return list(Recipe.model_fields)
+    sections = {"plan": PlanSettings, "apply": ApplySettings, "eval": EvalSettings, "push": PushSettings}
+    return list(sections[str(place[0])].model_fields)
+
+
+def _line(node: Any, place: tuple[int | str, ...]) -> int:
+    """The line of the deepest node that the place names."""
+    line = int(node.start_mark.line) + 1
+    for step in place:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == str(step)), None)
+            if pair is None:
+                break
+            key, node = pair
+            line = int(key.start_mark.line) + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = int(node.start_mark.line) + 1
+    return line

@@ -1,0 +1,26 @@
+"""Pure algebra: moments of (x, y) rows in, fitted maps and scores out. Knows no model, no file, no CLI."""
+
+from ffncompress.recovery.linear import LinearFit, errors_by_rank, feature_errors, fit_linear
+from ffncompress.recovery.moments import Moments
+from ffncompress.recovery.scores import (
+    condition_number,
+    effective_rank,
+    median_feature_r2,
+    r2,
+    r2_interval,
+    spectrum_of,
+)
+
+__all__ = [
+    "LinearFit",
+    "Moments",
+    "condition_number",
+    "effective_rank",
+    "errors_by_rank",
+    "feature_errors",
+    "fit_linear",
+    "median_feature_r2",
+    "r2",
+    "r2_interval",
+    "spectrum_of",
+]

@@ -1,0 +1,110 @@
+"""The exact linear map of a block, at every rank, from moments.
+
+With rows centred on the means of the fit rows, and S the diagonal of the inputs' standard deviations, the ridge
+fit of strength k is
+
+    W(k) = S^-1 (C + k I)^-1 S^-1 xy,      C = S^-1 xx S^-1  (a correlation matrix; scale-free, so k is too)
+
+One eigendecomposition of C gives W for every k; k = 0 is ordinary least squares (minimum-norm where C is
+singular). The error of any W on *other* rows follows from their moments:
+
+    SSE(W) = yy - 2 tr(W' xy) + tr(W' xx W)
+
+so k is chosen by the error on held-out moments. Among maps of rank r, the best on the (ridge-augmented) fit rows
+keeps the r leading eigenvectors V of the fitted outputs' Gram matrix, W_r = W V_r V_r' (reduced-rank
+regression). V is orthonormal, so the held-out error of every rank is one cumulative sum:
+
+    SSE(W_r) = yy - sum_{j <= r} [2 (V' W' xy V)_jj - (V' W' xx W V)_jj]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffncompress.recovery.moments import Moments
+
+RIDGES = (0.0, *(10.0 ** (k / 2) for k in range(-18, 3)))  # 0, then 1e-9 to 10 by half decades
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """A fitted map y ~ y0 + W'(x - x0), and the order in which its output directions matter."""
+
+    weight: Tensor  # [d_in, d_out]
+    x0: Tensor  # [d_in], mean of the fit rows
+    y0: Tensor  # [d_out]
+    directions: Tensor  # [d_out, d_out], columns by falling energy of the fitted output
+    energies: Tensor  # [d_out], of the fitted output along each direction
+    ridge: float
+
+    @property
+    def bias(self) -> Tensor:
+        return self.y0 - self.weight.T @ self.x0
+
+    @property
+    def max_rank(self) -> int:
+        return min(self.weight.shape)
+
+    def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(down [rank, d_in], up [d_out, rank], bias) of the best map of that rank; it keeps to the means."""
+        up = self.directions[:, :rank]
+        down = (self.weight @ up).T
+        return down, up, self.y0 - up @ (down @ self.x0)
+
+
+def fit_linear(fit: Moments, held_out: Moments, ridges: tuple[float, ...] = RIDGES) -> LinearFit:
+    """The least-squares map of the fit rows, its ridge the best on the held-out rows."""
+    x0, y0 = fit.means
+    xx, xy, _ = fit.centred_on(x0, y0)
+    scale = (xx.diagonal() / fit.weight).clamp_min(0).sqrt()
+    alive = scale > 1e-12 * scale.max().clamp_min(1e-300)
+    inverse = torch.where(alive, 1 / scale.clamp_min(1e-300), torch.zeros_like(scale))
+    values, vectors = torch.linalg.eigh(xx * torch.outer(inverse, inverse) / fit.weight)
+    values = values.clamp_min(0)
+    basis = inverse[:, None] * vectors  # columns: eigenvectors in units of x
+    target = basis.T @ xy / fit.weight  # [d_in, d_out]
+
+    held_xx, held_xy, held_yy = held_out.centred_on(x0, y0)
+    held_xx, held_xy = basis.T @ held_xx @ basis, basis.T @ held_xy
+    best, best_error = ridges[0], torch.inf
+    for ridge in ridges:
+        w = _shrink(values, ridge)[:, None] * target
+        error = _squared_error(w, held_xx, held_xy, held_yy).sum().item()
+        if error < best_error:
+            best, best_error = ridge, error
+
+    shrink = _shrink(values, best)
+    weight = basis @ (shrink[:, None] * target)
+    # W'(xx + ridge) W in the eigenbasis, where xx is diagonal
+    fitted = target.T @ ((shrink * shrink * (values + best))[:, None] * target)
+    energies, directions = torch.linalg.eigh(fitted)
+    energies, directions = energies.flip(0).clamp_min(0), directions.flip(1)
+    return LinearFit(weight, x0, y0, directions, energies, best)
+
+
+def _shrink(values: Tensor, ridge: float) -> Tensor:
+    """1 / (value + ridge), and 0 for a direction that the inputs never take."""
+    floor = values.max() * len(values) * torch.finfo(values.dtype).eps
+    return torch.where(values > floor, 1 / (values + ridge).clamp_min(1e-300), torch.zeros_like(values))
+
+
+def _squared_error(w: Tensor, xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
+    """Squared error of each output feature of the centred map w, [d_out]."""
+    return yy - 2 * (w * xy).sum(0) + (w * (xx @ w)).sum(0)
+
+
+def feature_errors(fit: LinearFit, rows: Moments) -> Tensor:
+    """Squared error of each output feature on these rows, full rank, [d_out]."""
+    return _squared_error(fit.weight, *rows.centred_on(fit.x0, fit.y0)).clamp_min(0)
+
+
+def errors_by_rank(fit: LinearFit, rows: Moments) -> Tensor:
+    """Squared error over all features at rank 0, 1, ..., max_rank on these rows, [max_rank + 1]."""
+    xx, xy, yy = rows.centred_on(fit.x0, fit.y0)
+    wv = fit.weight @ fit.directions  # [d_in, d_out]
+    gains = 2 * (wv * (xy @ fit.directions)).sum(0) - (wv * (xx @ wv)).sum(0)
+    total = yy.sum()
+    return torch.cat([total[None], total - gains[: fit.max_rank].cumsum(0)]).clamp_min(0)

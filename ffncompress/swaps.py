@@ -1,0 +1,185 @@
+"""What a replacement costs, measured: perplexity with it in place, re-run only from its layer on.
+
+A batch is run once through the original model, keeping the hidden state that enters each layer. To try a stand-in
+in layer i, the layers before it are told to hand on that state instead of computing it, so the model's own forward
+(masks, positions, final norm, head) runs unchanged, whatever the family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffncompress.calibration import first_tensor, own_batches
+from ffncompress.models import Block, set_module
+from ffncompress.recovery import LinearFit
+from ffncompress.workers import Track, Workers, silent
+
+
+@dataclass
+class SequenceErrors:
+    """Per held-out sequence, what the jackknife of R2_lin needs."""
+
+    squared_errors: Tensor  # [n]
+    rows: Tensor  # [n]
+    sums: Tensor  # [n, d_out]
+    squares: Tensor  # [n]
+
+
+@dataclass
+class SwapResults:
+    """Mean negative log-likelihood per token of the original model and of every single swap."""
+
+    base: Tensor  # [n] per sequence
+    swapped: list[dict[str, Tensor]]  # one mapping per block: variant -> [n]
+    errors: list[SequenceErrors]
+
+    @property
+    def base_perplexity(self) -> float:
+        return perplexity(self.base)
+
+    def delta(self, block: int, variant: str) -> float:
+        """Perplexity with that swap, less the original's."""
+        return perplexity(self.swapped[block][variant]) - self.base_perplexity
+
+    def delta_error(self, block: int, variant: str) -> float:
+        """Standard error over sequences of that difference (paired, first order)."""
+        difference = self.swapped[block][variant] - self.base
+        return perplexity(self.swapped[block][variant]) * (difference.std() / math.sqrt(len(difference))).item()
+
+
+def perplexity(losses: Tensor) -> float:
+    """exp of the mean loss; infinite rather than an overflow."""
+    mean = losses.mean().item()
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+@torch.inference_mode()
+def sequence_losses(model: Any, windows: Tensor, workers: Workers, track: Track = silent, label: str = "") -> Tensor:
+    """Mean negative log-likelihood of each window, [n], over all processes."""
+    losses = torch.zeros(len(windows), dtype=torch.float64)
+    own = workers.share(len(windows))
+    at = 0
+    for batch in track(own_batches(windows, workers), label or "measuring perplexity"):
+        losses[own[at : at + len(batch)]] = _losses(model, batch.to(workers.device))
+        at += len(batch)
+    workers.sum_([losses])
+    return losses
+
+
+@torch.inference_mode()
+def measure_swaps(
+    model: Any,
+    blocks: list[Block],
+    variants: list[dict[str, nn.Module]],
+    fits: list[LinearFit],
+    windows: Tensor,
+    workers: Workers,
+    track: Track = silent,
+) -> SwapResults:
+    """Perplexity of every variant of every block, one at a time, and the per-sequence errors of the linear fits."""
+    n = len(windows)
+    base = torch.zeros(n, dtype=torch.float64)
+    swapped = [{name: torch.zeros(n, dtype=torch.float64) for name in each} for each in variants]
+    errors = [_no_errors(n, block) for block in blocks]
+    own = workers.share(n)
+    batches = own_batches(windows, workers)
+    starts = [sum(len(b) for b in batches[:k]) for k in range(len(batches))]
+    steps = [(k, i) for k in range(len(batches)) for i in range(len(blocks))]
+    states: list[Any] = []
+    for k, i in track(steps, "measuring swaps"):
+        batch = batches[k].to(workers.device)
+        at = own[starts[k] : starts[k] + len(batch)]
+        if i == 0:
+            states, base[at] = _run_and_keep(model, blocks, fits, errors, batch, at)
+        for name, module in variants[i].items():
+            with swapped_in(model, blocks[i].path, module), _from_layer(model, blocks, i, states[i]):
+                swapped[i][name][at] = _losses(model, batch)
+    workers.sum_([base, *(t for each in swapped for t in each.values())])
+    workers.sum_([t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares)])
+    return SwapResults(base, swapped, errors)
+
+
+@contextmanager
+def swapped_in(model: nn.Module, path: str, module: nn.Module) -> Iterator[None]:
+    """Put a module at a path, and the old one back afterwards."""
+    old = model.get_submodule(path)
+    like = next(old.parameters())
+    set_module(model, path, module.to(device=like.device, dtype=like.dtype))
+    try:
+        yield
+    finally:
+        set_module(model, path, old)
+
+
+def _losses(model: Any, batch: Tensor) -> Tensor:
+    """Mean next-token loss of each sequence, [batch], float64 on the CPU."""
+    logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
+    targets = batch[:, 1:].to(logits.device)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return losses.view(targets.shape).double().mean(1).cpu()
+
+
+def _no_errors(n: int, block: Block) -> SequenceErrors:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    return SequenceErrors(zeros(n), zeros(n), zeros(n, block.d_out), zeros(n))
+
+
+def _run_and_keep(
+    model: Any, blocks: list[Block], fits: list[LinearFit], errors: list[SequenceErrors], batch: Tensor, at: Tensor
+) -> tuple[list[Any], Tensor]:
+    """The original model over a batch: what each layer returned to the next, and the losses."""
+    outputs: list[Any] = [None]
+    handles = []
+    for block, fit, own in zip(blocks, fits, errors, strict=True):
+
+        def at_ffn(
+            _m: nn.Module, args: Any, output: Any, fit: LinearFit = fit, own: SequenceErrors = own
+        ) -> None:
+            x, y = args[0].double(), first_tensor(output).double()
+            error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
+            own.squared_errors[at] = error.square().sum((1, 2)).cpu()
+            own.rows[at] = y.shape[1]
+            own.sums[at] = y.sum(1).cpu()
+            own.squares[at] = y.square().sum((1, 2)).cpu()
+
+        def at_layer(_m: nn.Module, _args: Any, output: Any) -> None:
+            outputs.append(output)
+
+        handles.append(model.get_submodule(block.path).register_forward_hook(at_ffn))
+        handles.append(model.get_submodule(block.layer_path).register_forward_hook(at_layer))
+    try:
+        losses = _losses(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs, losses
+
+
+@contextmanager
+def _from_layer(model: nn.Module, blocks: list[Block], index: int, state: Any) -> Iterator[None]:
+    """Within, the layers before `index` hand on the kept state instead of running.
+
+    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
+    """
+    layers = [model.get_submodule(block.layer_path) for block in blocks[:index]]
+    before = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.__dict__["forward"] = lambda *_args, **_kwargs: state
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.__dict__["forward"] = forward
