@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError
-from ffncompress.gate import GateResult, run_gate
+from ffncompress.gate import run_gate
 from ffncompress.plans import Plan
 from ffncompress.recipe import Recipe
+from ffncompress.report import GateResult
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
 from ffncompress.workers import Track, Workers, silent
 

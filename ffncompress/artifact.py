@@ -24,7 +24,7 @@ from ffncompress.errors import ArtifactError, ModelError, PlanError
 from ffncompress.models import ModelSource, count_parameters, find_blocks, find_model, load_model, load_tokenizer
 from ffncompress.patcher import install_, stand_ins
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
-from ffncompress.plugin import METHOD, FfncompressConfig, register, spec_of
+from ffncompress.plugin import FfncompressConfig, register, spec_of
 from ffncompress.settings import ApplySettings
 from ffncompress.staging import check_free, staged_directory
 
@@ -63,10 +63,7 @@ def save_compressed(
     install_(model, stand_ins(model, plan, tensors))
     if plan.replaced:
         model.config.quantization_config = FfncompressConfig(
-            {
-                b.path: spec_of(b.swap.kind, b.swap.rank, layouts[b.path], b.d_in, b.d_out)
-                for b in plan.replaced
-            }
+            {b.path: spec_of(b.swap.kind, b.swap.rank, layouts[b.path], b.d_in, b.d_out) for b in plan.replaced}
         )
     with staged_directory(output, overwrite=overwrite) as stage:
         model.save_pretrained(stage, max_shard_size=settings.max_shard_size)
@@ -200,4 +197,4 @@ def _prove_parity(model: Any, tokenizer: Any, stage: Path) -> None:
     expected = model(input_ids=ids, use_cache=False).logits
     again = load(stage, dtype=model.dtype)
     if not torch.equal(again(input_ids=ids, use_cache=False).logits, expected):
-        raise ArtifactError(f"the saved checkpoint does not give the logits of the model in memory; {METHOD} stops here")
+        raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

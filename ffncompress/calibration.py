@@ -8,7 +8,7 @@ few tokens, which would otherwise own the fit, count as one row each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,8 @@ def collect_moments(
     batches = [(batch, False) for batch in own_batches(fit_windows, workers)]
     batches += [(batch, True) for batch in own_batches(held_out_windows, workers)]
     decoder = model.base_model  # without the head: no logits are needed
-    with _taps(model, blocks, moments) as role:
+    role = {"held_out": False}
+    with hooked(model, _taps(blocks, moments, role)):
         for batch, held_out in track(batches, "scoring blocks"):
             role["held_out"] = held_out
             decoder(input_ids=batch.to(workers.device), use_cache=False)
@@ -103,7 +104,19 @@ def own_batches(windows: Tensor, workers: Workers) -> list[Tensor]:
 
 
 def first_tensor(value: Any) -> Tensor:
-    return value[0] if isinstance(value, tuple) else value
+    tensor: Tensor = value[0] if isinstance(value, tuple) else value
+    return tensor
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """Forward hooks at dotted paths, for the length of a `with`."""
+    handles = [model.get_submodule(path).register_forward_hook(hook) for path, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _device_of(model: nn.Module, block: Block) -> torch.device:
@@ -112,11 +125,8 @@ def _device_of(model: nn.Module, block: Block) -> torch.device:
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
-@contextmanager
-def _taps(model: nn.Module, blocks: list[Block], moments: list[BlockMoments]) -> Iterator[dict[str, bool]]:
-    """Hooks that feed the moments; `role["held_out"]` says which set the next batch belongs to."""
-    role = {"held_out": False}
-    handles = []
+def _taps(blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]) -> Iterator[tuple[str, Any]]:
+    """Hooks that feed the moments; `role["held_out"]` says which set the batch under way belongs to."""
     for block, own in zip(blocks, moments, strict=True):
         rows: list[Tensor] = []
 
@@ -133,13 +143,8 @@ def _taps(model: nn.Module, blocks: list[Block], moments: list[BlockMoments]) ->
             weighted.update_(x, y, stream_weights(stream))
             rows.clear()
 
-        handles.append(model.get_submodule(block.path).register_forward_hook(at_ffn))
-        handles.append(model.get_submodule(block.layer_path).register_forward_hook(at_layer))
-    try:
-        yield role
-    finally:
-        for handle in handles:
-            handle.remove()
+        yield block.path, at_ffn
+        yield block.layer_path, at_layer
 
 
 def stream_weights(stream: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffncompress.gate import GateResult, TextResult
     from ffncompress.plans import Plan
+    from ffncompress.report import GateResult, TextResult
 
 
 def write_card(directory: Path, plan: Plan, origin: dict[str, Any], gate: GateResult | None = None) -> None:
@@ -105,7 +105,10 @@ def reproduce_command(plan: Plan) -> str:
 
 
 def _gate_table(gate: GateResult) -> str:
-    rows = ["| text | context | tokens | perplexity | base | slimmed | change |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| text | context | tokens | perplexity | base | slimmed | change |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for text in (gate.main, *gate.also):
         for unit in ("token", "word", "byte"):
             before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
@@ -120,7 +123,8 @@ def _gate_table(gate: GateResult) -> str:
     speed = gate.speed
     rows.append(
         f"\nGate: {verdict} (limit {gate.limit}). Forward speed {speed.ratio:.2f}x the base's "
-        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})."
+        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
+        f"batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})."
     )
     return "\n".join(rows)
 

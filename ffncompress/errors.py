@@ -1,14 +1,14 @@
 """Every error a user can meet, each with a sentence that names the next step.
 
-    FfncompressError            exit code 2
-    ├── ModelError              the model: missing, unsupported, wrong one
-    ├── TextError               the calibration or evaluation text
-    ├── NumericsError           NaN or infinite activations
-    ├── BudgetError             a budget or a limit that cannot be met or read
-    ├── PlanError               a plan folder or file
-    ├── ArtifactError           an output or an emitted checkpoint
-    ├── RecipeError             a recipe file
-    └── HubError                an upload
+FfncompressError            exit code 2
+├── ModelError              the model: missing, unsupported, wrong one
+├── TextError               the calibration or evaluation text
+├── NumericsError           NaN or infinite activations
+├── BudgetError             a budget or a limit that cannot be met or read
+├── PlanError               a plan folder or file
+├── ArtifactError           an output or an emitted checkpoint
+├── RecipeError             a recipe file
+└── HubError                an upload
 """
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from ffncompress.artifact import read_gate, read_origin, read_plan
 from ffncompress.card import write_card
 from ffncompress.errors import HubError
-from ffncompress.gate import GateResult
 from ffncompress.models import find_model
+from ffncompress.report import GateResult
 from ffncompress.settings import PushSettings
 
 
@@ -32,9 +32,7 @@ def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | N
     api = HfApi(token=token)
     try:
         api.create_repo(settings.repo, private=settings.private, exist_ok=True)
-        commit: Any = api.upload_folder(
-            repo_id=settings.repo, folder_path=directory, commit_message=settings.message
-        )
+        commit: Any = api.upload_folder(repo_id=settings.repo, folder_path=directory, commit_message=settings.message)
     except Exception as error:  # huggingface_hub, its HTTP client and the socket each have their own
         raise HubError(
             f"{settings.repo}: the upload failed ({_without_token(error, token)}); "

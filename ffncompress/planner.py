@@ -14,22 +14,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncompress import __version__, recovery, texts
-from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments
-from ffncompress.errors import BudgetError, TextError
+from ffncompress import __version__, texts
+from ffncompress.calibration import check_enough_rows, collect_moments
+from ffncompress.errors import TextError
+from ffncompress.forecast import predict_losses
 from ffncompress.models import Block, ModelSource, count_parameters, find_blocks, find_model, load_model, load_tokenizer
-from ffncompress.modules import build, matrix_weights
 from ffncompress.patcher import patched_with
-from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap, TextRef
-from ffncompress.recovery import LinearFit
-from ffncompress.sensitivity import measure_sensitivity, predicted_delta
+from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Plan, Swap, TextRef
+from ffncompress.scoring import (
+    PLAIN,
+    fit_block,
+    option_within,
+    replacement,
+    score_block,
+    score_options,
+    score_swap,
+    tensors_of,
+    worth_trying,
+)
 from ffncompress.settings import Budget, Limit, PlanSettings, parse_blocks
-from ffncompress.swaps import SwapResults, measure_swaps, perplexity, sequence_losses
+from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
 from ffncompress.workers import Track, Workers, silent
 
-PLAIN, STREAM = "plain", "stream"
 CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
-SENSITIVITY_TOKENS = 2048
+SWAP_TOKENS = 4096  # of the choose text, for what is done block by block; the joint check takes all of it
 
 
 @dataclass(frozen=True)
@@ -40,15 +48,6 @@ class Corpus:
     choose: Tensor
     fit_text: list[TextRef]
     choose_text: list[TextRef]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A block's two maps, and the errors of each at every rank on the held-out rows."""
-
-    maps: dict[str, LinearFit]
-    r2_by_rank: Tensor  # of the plain map, as R2_lin is defined
-    relative_error_by_rank: dict[str, Tensor]  # E|u|^2 of each map
 
 
 def make_plan(
@@ -79,19 +78,17 @@ def make_plan(
 
     moments = collect_moments(model, blocks, corpus.fit, corpus.choose, workers, track)
     fitted = [fit_block(each) for each in track(moments, "fitting maps")]
-    some = corpus.fit[: max(1, SENSITIVITY_TOKENS // settings.seq_len)]
-    sensitivities = measure_sensitivity(model, blocks, some, workers, settings.seed, track)
+    plain = [each.maps[PLAIN] for each in fitted]
+    base_losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)
+    base = perplexity(base_losses)
+    some = corpus.choose[: max(1, SWAP_TOKENS // settings.seq_len)]
+    predicted = predict_losses(model, blocks, [each.maps for each in fitted], some, workers, settings.seed, track)
     variants = [
-        {name: replacement(block, size, fit.maps[name]) for name in (PLAIN, STREAM)}
-        for block, size, fit in zip(blocks, sizes, fitted, strict=True)
+        {name: replacement(block, size, fit.maps[name]) for name in worth_trying(losses, size[1])}
+        for block, size, fit, losses in zip(blocks, sizes, fitted, predicted, strict=True)
     ]
-    plain_maps = [fit.maps[PLAIN] for fit in fitted]
-    swaps = measure_swaps(model, blocks, variants, plain_maps, corpus.choose, workers, track)
-
-    base = swaps.base_perplexity
-    measured = [
-        _swap(i, blocks[i], sizes[i], fitted[i], variants[i], swaps, sensitivities[i]) for i in range(len(blocks))
-    ]
+    rises = measure_swaps(model, blocks, variants, some, workers, track)
+    measured = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in range(len(blocks))]
     modules = {block.index: variants[i][measured[i].weighting] for i, block in enumerate(blocks)}
 
     def joint_perplexity(indices: list[int]) -> float:
@@ -116,8 +113,8 @@ def make_plan(
                 d_in=block.d_in,
                 d_inner=block.d_inner,
                 d_out=block.d_out,
-                scores=_scores(moments[i], fitted[i], swaps, i, sensitivities[i]),
-                options=_options(block, sizes[i], fitted[i], base, sensitivities[i]),
+                scores=score_block(moments[i], fitted[i], errors[i]),
+                options=score_options(block, sizes[i], fitted[i], predicted[i], base),
                 swap=measured[i],
                 replace=i in chosen,
                 reason=reasons[i],
@@ -129,27 +126,6 @@ def make_plan(
         tensors_sha256="",
     )
     return plan, tensors_of({i: modules[i] for i in chosen})
-
-
-def option_within(block: Block, budget: Budget) -> tuple[str, int]:
-    """(kind, rank) of the largest linear stand-in that the budget allows.
-
-    Dense where it fits, for it is then the better and, above rank d/2, also the smaller.
-
-    Raises:
-        BudgetError: not even rank 1 fits.
-    """
-    allowed = block.matrix_weights / budget.ratio
-    # a dense map under the output projection's name must differ from it in shape (see modules.py)
-    if block.d_in * block.d_out <= allowed and block.d_in != block.d_inner:
-        return "dense", min(block.d_in, block.d_out)
-    rank = min(int(allowed // (block.d_in + block.d_out)), block.d_in, block.d_out)
-    if rank < 1:
-        most = block.matrix_weights / (block.d_in + block.d_out)
-        raise BudgetError(
-            f"a budget of {budget.ratio:g}x leaves block {block.index} less than rank 1; at most {most:.0f}x is possible"
-        )
-    return "low-rank", rank
 
 
 def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any) -> Corpus:
@@ -168,9 +144,7 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any) -> 
     return Corpus(fit_rows, choose_rows, fit_refs, choose_refs)
 
 
-def _cut(
-    sources: list[texts.Text], count: int, settings: PlanSettings, tokenizer: Any
-) -> tuple[Tensor, list[TextRef]]:
+def _cut(sources: list[texts.Text], count: int, settings: PlanSettings, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
     """About the same number of windows from each text."""
     rows, refs = [], []
     for i, text in enumerate(sources):
@@ -184,44 +158,6 @@ def _cut(
         rows.append(own)
         refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel()))
     return torch.cat(rows), refs
-
-
-def fit_block(moments: BlockMoments) -> Fitted:
-    """Both maps of a block, each with its ridge chosen on held-out rows of its own weighting."""
-    maps = {
-        PLAIN: recovery.fit_linear(moments.fit, moments.held_out),
-        STREAM: recovery.fit_linear(moments.fit_weighted, moments.held_out_weighted),
-    }
-    total = moments.held_out.total_squares().sum()
-    rows = moments.held_out_weighted.rows
-    return Fitted(
-        maps,
-        1 - recovery.errors_by_rank(maps[PLAIN], moments.held_out) / total,
-        {name: recovery.errors_by_rank(fit, moments.held_out_weighted) / rows for name, fit in maps.items()},
-    )
-
-
-def replacement(block: Block, size: tuple[str, int], fit: LinearFit) -> nn.Module:
-    """The stand-in module with the fitted weights in it, float32."""
-    kind, rank = size
-    module = build(kind, block.layout, block.d_in, block.d_out, rank)
-    out = module.get_submodule(block.layout.out)
-    if kind == "dense":
-        values = {"weight": fit.weight.T, "bias": fit.bias}
-    else:
-        down, up, bias = fit.at_rank(rank)
-        module.get_submodule(block.layout.inner[-1]).load_state_dict({"weight": down.contiguous()})
-        values = {"weight": up, "bias": bias}
-    out.load_state_dict({name: value.contiguous() for name, value in values.items()})
-    return module.requires_grad_(False)
-
-
-def tensors_of(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{index}.{name}": value.float().cpu().contiguous()
-        for index, module in modules.items()
-        for name, value in module.state_dict().items()
-    }
 
 
 def choose_blocks(
@@ -240,9 +176,7 @@ def choose_blocks(
     def check(indices: list[int]) -> bool:
         value = joint_perplexity(sorted(indices))
         passed = limit.allows(base, value)
-        checks.append(
-            JointCheck(blocks=sorted(indices), perplexity=value, delta=value - base, within_limit=passed)
-        )
+        checks.append(JointCheck(blocks=sorted(indices), perplexity=value, delta=value - base, within_limit=passed))
         return passed
 
     if forced is not None:
@@ -263,9 +197,7 @@ def choose_blocks(
     return sorted(candidates[:fits]), checks
 
 
-def explain(
-    measured: list[Swap], base: float, limit: Limit, chosen: list[int], forced: list[int] | None
-) -> list[str]:
+def explain(measured: list[Swap], base: float, limit: Limit, chosen: list[int], forced: list[int] | None) -> list[str]:
     """Why each block is treated as it is, in a few words."""
     reasons = []
     for i, swap in enumerate(measured):
@@ -281,9 +213,7 @@ def explain(
     return reasons
 
 
-def summarise(
-    measured: list[Swap], base: float, limit: Limit, chosen: list[int], joint: list[JointCheck]
-) -> str:
+def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int], joint: list[JointCheck]) -> str:
     if chosen:
         final = next(c for c in reversed(joint) if c.blocks == chosen)
         verdict = "within" if final.within_limit else "over"
@@ -297,78 +227,6 @@ def summarise(
         f"nothing is safe to replace within {limit}: the nearest miss is block {nearest}, alone "
         f"{miss.delta:+.2f} perplexity ({100 * miss.delta / base:+.1f} %); "
         "raise --max-delta, lower --budget, or force it with --blocks"
-    )
-
-
-def _swap(
-    i: int,
-    block: Block,
-    size: tuple[str, int],
-    fitted: Fitted,
-    variants: dict[str, nn.Module],
-    swaps: SwapResults,
-    sensitivity: float,
-) -> Swap:
-    """The better of the two weightings by held-out loss."""
-    kind, rank = size
-    deltas = {name: swaps.delta(i, name) for name in variants}
-    best = min(deltas, key=deltas.__getitem__)
-    other = PLAIN if best == STREAM else STREAM
-    parameters = sum(p.numel() for p in variants[best].parameters())
-    return Swap(
-        kind=kind,  # type: ignore[arg-type]
-        rank=rank,
-        weighting=best,  # type: ignore[arg-type]
-        parameters=parameters,
-        ratio=block.matrix_weights / matrix_weights(kind, block.d_in, block.d_out, rank),
-        predicted_delta=predicted_delta(
-            swaps.base_perplexity, sensitivity, fitted.relative_error_by_rank[best][rank].item()
-        ),
-        delta=deltas[best],
-        delta_error=swaps.delta_error(i, best),
-        other_weighting_delta=deltas[other],
-    )
-
-
-def _options(
-    block: Block, size: tuple[str, int], fitted: Fitted, base: float, sensitivity: float
-) -> list[Option]:
-    """Predicted cost at a ladder of ranks up to the budget's."""
-    kind, limit = size
-    ranks = [2**k for k in range(limit.bit_length()) if 2**k < limit] + [limit]
-    options = []
-    for rank in ranks:
-        this: Any = kind if rank == limit else "low-rank"
-        options.append(
-            Option(
-                kind=this,
-                rank=rank,
-                parameters=matrix_weights(this, block.d_in, block.d_out, rank) + block.d_out,
-                r2=fitted.r2_by_rank[rank].item(),
-                predicted_delta=predicted_delta(
-                    base, sensitivity, fitted.relative_error_by_rank[STREAM][rank].item()
-                ),
-            )
-        )
-    return options
-
-
-def _scores(moments: BlockMoments, fitted: Fitted, swaps: SwapResults, i: int, sensitivity: float) -> Scores:
-    plain = fitted.maps[PLAIN]
-    inputs = recovery.spectrum_of(moments.fit.covariance_x())
-    errors = swaps.errors[i]
-    weighted = moments.held_out_weighted
-    return Scores(
-        r2_lin=recovery.r2(plain, moments.held_out),
-        r2_lin_error=recovery.r2_interval(errors.squared_errors, errors.rows, errors.sums, errors.squares),
-        r2_median_feature=recovery.median_feature_r2(plain, moments.held_out),
-        effective_rank_input=recovery.effective_rank(inputs),
-        effective_rank_output=recovery.effective_rank(recovery.spectrum_of(moments.fit.covariance_y())),
-        effective_rank_map=recovery.effective_rank(plain.energies),
-        condition_number=recovery.condition_number(inputs),
-        ridge=plain.ridge,
-        share_of_stream=(weighted.y_energy.sum() / weighted.rows).item(),
-        sensitivity=sensitivity,
     )
 
 

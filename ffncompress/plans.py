@@ -1,8 +1,8 @@
 """The plan: scores, options, choices and reasons, as a folder that a person can read.
 
-    PLAN/plan.json                   everything below, versioned
-    PLAN/replacements.safetensors    the fitted tensors of the replaced blocks, "<block>.<projection>.<weight|bias>"
-    PLAN/profile.png                 R2_lin and swap delta-PPL of each block
+PLAN/plan.json                   everything below, versioned
+PLAN/replacements.safetensors    the fitted tensors of the replaced blocks, "<block>.<projection>.<weight|bias>"
+PLAN/profile.png                 R2_lin and swap delta-PPL of each block
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Scores(_Record):
     condition_number: float
     ridge: float
     share_of_stream: float
-    sensitivity: float
+    unrecovered_share: float
 
 
 class Option(_Record):
@@ -85,7 +85,7 @@ class Swap(_Record):
     predicted_delta: float
     delta: float
     delta_error: float
-    other_weighting_delta: float
+    deltas: dict[str, float]  # of every weighting that was tried
 
 
 class BlockPlan(_Record):
@@ -182,7 +182,7 @@ class Plan(_Record):
         except (ValueError, AttributeError) as error:
             raise PlanError(f"{file}: corrupted, not JSON ({error}); make the plan again") from error
         if version != SCHEMA_VERSION:
-            raise PlanError(f"{file}: schema version {version}, this release reads {SCHEMA_VERSION}; make the plan again")
+            raise PlanError(f"{file}: schema version {version}, not {SCHEMA_VERSION}; make the plan again")
         try:
             return cls.model_validate(content)
         except ValidationError as error:

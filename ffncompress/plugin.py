@@ -23,19 +23,20 @@ METHOD = "ffncompress"
 FORMAT_VERSION = 1
 
 
-class FfncompressConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class FfncompressConfig(QuantizationConfigMixin):
     """The stand-ins of a checkpoint: path -> kind, rank, widths, and the names of the projections."""
 
     def __init__(self, blocks: dict[str, dict[str, Any]], format_version: int = FORMAT_VERSION, **_: Any) -> None:
-        self.quant_method = METHOD
+        self.quant_method = METHOD  # type: ignore[assignment]  # a plain string is what is registered
         self.format_version = format_version
         self.blocks = blocks
 
 
-class FfncompressQuantizer(HfQuantizer):  # type: ignore[misc]
+class FfncompressQuantizer(HfQuantizer):
     """Rebuilds the stand-ins; no number is ever quantised."""
 
     requires_calibration = True
+    quantization_config: FfncompressConfig
 
     def validate_environment(self, *_args: Any, **_kwargs: Any) -> None:
         version = self.quantization_config.format_version

@@ -68,8 +68,8 @@ def _explain(error: ValidationError, tree: Any) -> str:
 def _known(place: tuple[int | str, ...]) -> list[str]:
     if not place:
         return list(Recipe.model_fields)
-    sections = {"plan": PlanSettings, "apply": ApplySettings, "eval": EvalSettings, "push": PushSettings}
-    return list(sections[str(place[0])].model_fields)
+    section = PushSettings if place[0] == "push" else Recipe.model_fields[str(place[0])].annotation
+    return list(getattr(section, "model_fields", ()))
 
 
 def _line(node: Any, place: tuple[int | str, ...]) -> int:

@@ -52,6 +52,8 @@ def staged_directory(directory: str | Path, *, overwrite: bool = False) -> Itera
     stage.chmod(0o755)  # mkdtemp's folders are private
     try:
         yield stage
+        for file in stage.rglob("*"):  # safetensors writes files that nobody else may read
+            file.chmod(0o755 if file.is_dir() else 0o644)
         if target.exists():
             shutil.rmtree(target)
         stage.rename(target)

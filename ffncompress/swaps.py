@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.calibration import first_tensor, own_batches
+from ffncompress.calibration import first_tensor, hooked, own_batches
 from ffncompress.models import Block, set_module
 from ffncompress.recovery import LinearFit
 from ffncompress.workers import Track, Workers, silent
@@ -31,28 +31,6 @@ class SequenceErrors:
     rows: Tensor  # [n]
     sums: Tensor  # [n, d_out]
     squares: Tensor  # [n]
-
-
-@dataclass
-class SwapResults:
-    """Mean negative log-likelihood per token of the original model and of every single swap."""
-
-    base: Tensor  # [n] per sequence
-    swapped: list[dict[str, Tensor]]  # one mapping per block: variant -> [n]
-    errors: list[SequenceErrors]
-
-    @property
-    def base_perplexity(self) -> float:
-        return perplexity(self.base)
-
-    def delta(self, block: int, variant: str) -> float:
-        """Perplexity with that swap, less the original's."""
-        return perplexity(self.swapped[block][variant]) - self.base_perplexity
-
-    def delta_error(self, block: int, variant: str) -> float:
-        """Standard error over sequences of that difference (paired, first order)."""
-        difference = self.swapped[block][variant] - self.base
-        return perplexity(self.swapped[block][variant]) * (difference.std() / math.sqrt(len(difference))).item()
 
 
 def perplexity(losses: Tensor) -> float:
@@ -75,36 +53,50 @@ def sequence_losses(model: Any, windows: Tensor, workers: Workers, track: Track 
 
 
 @torch.inference_mode()
+def measure_base(
+    model: Any, blocks: list[Block], fits: list[LinearFit], windows: Tensor, workers: Workers, track: Track = silent
+) -> tuple[Tensor, list[SequenceErrors]]:
+    """The original model's loss on each window, [n], and each block's linear error on it."""
+    losses = torch.zeros(len(windows), dtype=torch.float64)
+    errors = [_no_errors(len(windows), block) for block in blocks]
+    own, done = workers.share(len(windows)), 0
+    for batch in track(own_batches(windows, workers), "measuring the base"):
+        at = own[done : done + len(batch)]
+        taps = [(b.path, _error_tap(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        with hooked(model, taps):
+            losses[at] = _losses(model, batch.to(workers.device))
+        done += len(batch)
+    workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
+    return losses, errors
+
+
+@torch.inference_mode()
 def measure_swaps(
     model: Any,
     blocks: list[Block],
     variants: list[dict[str, nn.Module]],
-    fits: list[LinearFit],
     windows: Tensor,
     workers: Workers,
     track: Track = silent,
-) -> SwapResults:
-    """Perplexity of every variant of every block, one at a time, and the per-sequence errors of the linear fits."""
+) -> list[dict[str, Tensor]]:
+    """How much each variant of each block, alone, raises the loss of each window: variant -> [n]."""
     n = len(windows)
-    base = torch.zeros(n, dtype=torch.float64)
-    swapped = [{name: torch.zeros(n, dtype=torch.float64) for name in each} for each in variants]
-    errors = [_no_errors(n, block) for block in blocks]
-    own = workers.share(n)
+    rises = [{name: torch.zeros(n, dtype=torch.float64) for name in each} for each in variants]
+    own, done = workers.share(n), 0
     batches = own_batches(windows, workers)
-    starts = [sum(len(b) for b in batches[:k]) for k in range(len(batches))]
-    steps = [(k, i) for k in range(len(batches)) for i in range(len(blocks))]
     states: list[Any] = []
-    for k, i in track(steps, "measuring swaps"):
+    base = torch.zeros(0)
+    for k, i in track([(k, i) for k in range(len(batches)) for i in range(len(blocks))], "trying swaps"):
         batch = batches[k].to(workers.device)
-        at = own[starts[k] : starts[k] + len(batch)]
         if i == 0:
-            states, base[at] = _run_and_keep(model, blocks, fits, errors, batch, at)
+            at = own[done : done + len(batch)]
+            done += len(batch)
+            states, base = _run_and_keep(model, blocks, batch)
         for name, module in variants[i].items():
             with swapped_in(model, blocks[i].path, module), _from_layer(model, blocks, i, states[i]):
-                swapped[i][name][at] = _losses(model, batch)
-    workers.sum_([base, *(t for each in swapped for t in each.values())])
-    workers.sum_([t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares)])
-    return SwapResults(base, swapped, errors)
+                rises[i][name][at] = _losses(model, batch) - base
+    workers.sum_([rise for each in rises for rise in each.values()])
+    return rises
 
 
 @contextmanager
@@ -134,35 +126,24 @@ def _no_errors(n: int, block: Block) -> SequenceErrors:
     return SequenceErrors(zeros(n), zeros(n), zeros(n, block.d_out), zeros(n))
 
 
-def _run_and_keep(
-    model: Any, blocks: list[Block], fits: list[LinearFit], errors: list[SequenceErrors], batch: Tensor, at: Tensor
-) -> tuple[list[Any], Tensor]:
-    """The original model over a batch: what each layer returned to the next, and the losses."""
-    outputs: list[Any] = [None]
-    handles = []
-    for block, fit, own in zip(blocks, fits, errors, strict=True):
+def _error_tap(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Any:
+    def tap(_module: nn.Module, args: Any, output: Any) -> None:
+        x, y = args[0].double(), first_tensor(output).double()
+        error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
+        own.squared_errors[at] = error.square().sum((1, 2)).cpu()
+        own.rows[at] = y.shape[1]
+        own.sums[at] = y.sum(1).cpu()
+        own.squares[at] = y.square().sum((1, 2)).cpu()
 
-        def at_ffn(
-            _m: nn.Module, args: Any, output: Any, fit: LinearFit = fit, own: SequenceErrors = own
-        ) -> None:
-            x, y = args[0].double(), first_tensor(output).double()
-            error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
-            own.squared_errors[at] = error.square().sum((1, 2)).cpu()
-            own.rows[at] = y.shape[1]
-            own.sums[at] = y.sum(1).cpu()
-            own.squares[at] = y.square().sum((1, 2)).cpu()
+    return tap
 
-        def at_layer(_m: nn.Module, _args: Any, output: Any) -> None:
-            outputs.append(output)
 
-        handles.append(model.get_submodule(block.path).register_forward_hook(at_ffn))
-        handles.append(model.get_submodule(block.layer_path).register_forward_hook(at_layer))
-    try:
+def _run_and_keep(model: Any, blocks: list[Block], batch: Tensor) -> tuple[list[Any], Tensor]:
+    """The original model over a batch: what was handed to each layer, and the losses."""
+    handed: list[Any] = [None]
+    with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
         losses = _losses(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return outputs, losses
+    return handed, losses
 
 
 @contextmanager

@@ -21,6 +21,8 @@ import random
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +111,7 @@ def read_parts(source: str, shares: dict[str, float] | None = None) -> dict[str,
     return texts
 
 
-def windows(
-    text: Text, tokenizer: Any, *, length: int, count: int | None = None, seed: int | None = 0
-) -> torch.Tensor:
+def windows(text: Text, tokenizer: Any, *, length: int, count: int | None = None, seed: int | None = 0) -> torch.Tensor:
     """Token windows of one length, [count, length]; fewer where the text ends.
 
     Every window begins as the tokenizer begins a text: a model trained with a BOS token is degenerate on
@@ -191,14 +191,13 @@ def _by_name_hash(named: Sequence[tuple[str, str]], shares: dict[str, float]) ->
     total = sum(shares.values())
     for name, document in named:
         point = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32 * total
-        for part, share in shares.items():
-            point -= share
-            if point < 0:
-                break
+        borders = accumulate(shares.values())
+        part = next((part for part, border in zip(shares, borders, strict=True) if point < border), REPORT)
         parts[part].append(document)
     return parts
 
 
+@cache
 def _python_docs() -> list[tuple[str, str]]:
     """(name, text) of the language reference pages and of each standard module's docstrings."""
     named = []
@@ -237,19 +236,24 @@ def _docstrings(file: Path) -> str:
 
 def _file(path: Path) -> list[str]:
     readers: dict[str, Callable[[Path], list[str]]] = {".jsonl": _jsonl, ".parquet": _parquet}
+    read_file = readers.get(path.suffix, _plain)
     if not path.is_file():
         raise TextError(
             f"{path}: no such text; give a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, "
             f"wikitext, or {PYTHON_DOCS}"
         )
     try:
-        return readers.get(path.suffix, lambda p: [p.read_text(encoding="utf-8")])(path)
+        return read_file(path)
     except TextError:
         raise
     except UnicodeDecodeError as error:
         raise TextError(f"{path}: not UTF-8 text (byte {error.start}); convert it, or give another file") from error
     except Exception as error:
         raise TextError(f"{path}: cannot be read ({error}); give another file") from error
+
+
+def _plain(path: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8")]
 
 
 def _jsonl(path: Path) -> list[str]:
@@ -269,7 +273,8 @@ def _parquet(path: Path) -> list[str]:
     table = pyarrow.parquet.read_table(path)
     if "text" not in table.column_names:
         raise TextError(f'{path}: no column "text" (it has {", ".join(table.column_names)}); rename one')
-    return [value or "" for value in table.column("text").to_pylist()]
+    values: list[str | None] = table.column("text").to_pylist()
+    return [value or "" for value in values]
 
 
 def _field(row: Any, name: str) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Track = Callable[[Sequence[T], str], Iterable[T]]
 
 
-def silent(items: Sequence[T], _description: str) -> Iterable[T]:
+class Track(Protocol):
+    """Wraps a loop: yields the items, and may show how far it is."""
+
+    def __call__(self, items: Sequence[T], description: str, /) -> Iterable[T]: ...
+
+
+def silent(items: Sequence[T], _description: str, /) -> Iterable[T]:
     """The progress bar of a library call: none."""
     return items
 

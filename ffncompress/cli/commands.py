@@ -49,7 +49,7 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @click.option("--max-delta", default="5%", show_default=True, help="Perplexity may rise by so much, all together.")
 @click.option("--blocks", metavar="LIST", help="Replace just these, safe or not: 0,3,7-9.")
 @click.option("--data", multiple=True, metavar="TEXT", help="Calibration text; may be repeated. See below.")
-@click.option("--choose-data", multiple=True, metavar="TEXT", help="Other text to choose on, so --data is all for fitting.")
+@click.option("--choose-data", multiple=True, metavar="TEXT", help="Choose on this; all of --data is fitted on.")
 @click.option("--tokens", type=int, default=30_720, show_default=True, help="Tokens in all; a quarter is held out.")
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")

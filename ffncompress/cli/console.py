@@ -18,8 +18,8 @@ from rich.text import Text
 from ffncompress.workers import Track, silent
 
 if TYPE_CHECKING:
-    from ffncompress.gate import GateResult, TextResult
     from ffncompress.plans import Plan
+    from ffncompress.report import GateResult, TextResult
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -44,7 +44,7 @@ def progress() -> Iterator[Track]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
 
-        def track(items: Sequence[T], description: str) -> Iterable[T]:
+        def track(items: Sequence[T], description: str, /) -> Iterable[T]:
             task = bars.add_task(description, total=len(items))
             for item in items:
                 yield item
@@ -71,8 +71,8 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 def print_stage(made: Any, *, to_stderr: bool = False) -> None:
     """What a stage of `run` made."""
-    from ffncompress.gate import GateResult
     from ffncompress.plans import Plan
+    from ffncompress.report import GateResult
 
     if isinstance(made, Plan):
         print_plan(made, to_stderr=to_stderr)
@@ -86,7 +86,7 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     """The blocks of a plan at a glance; with reasons, why each was treated so."""
     console = _console(to_stderr)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for name in ("block", "R2_lin", "median", "ranks in/out/map", "cond", "predicted", "swap dPPL", "fit", "option", ""):
+    for name in ("block", "R2_lin", "median", "ranks i/o/m", "cond", "predicted", "swap dPPL", "fit", "option", ""):
         table.add_column(name, justify="left" if name in ("fit", "option", "") else "right", no_wrap=True)
     for block in plan.blocks:
         scores, swap = block.scores, block.swap
@@ -134,7 +134,7 @@ def print_artifact(folder: str | Path) -> None:
     """Where a checkpoint came from and how it fared."""
     from ffncompress.artifact import read_gate, read_origin
     from ffncompress.errors import ArtifactError
-    from ffncompress.gate import GateResult
+    from ffncompress.report import GateResult
 
     origin = read_origin(folder)
     revision = f" at {origin['base_revision']}" if origin["base_revision"] else ""
@@ -160,14 +160,18 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(table)
     sizes = result.sizes
     named = {"replaced FFNs": sizes.replaced_ffns, "all FFNs": sizes.all_ffns, "whole model": sizes.whole_model}
-    parts = [f"{name} {before:,} to {after:,} ({100 * after / max(before, 1):.1f} %)" for name, (before, after) in named.items()]
+    parts = [
+        f"{name} {before:,} to {after:,} ({100 * after / max(before, 1):.1f} %)"
+        for name, (before, after) in named.items()
+    ]
     console.print(Text("parameters: " + "; ".join(parts)))
     disk_before, disk_after = sizes.bytes_on_disk
     speed = result.speed
     console.print(
         Text(
             f"on disk {disk_before / 1e6:.1f} to {disk_after / 1e6:.1f} MB; speed {speed.base:,.0f} to "
-            f"{speed.slimmed:,.0f} tokens/s ({speed.ratio:.2f}x, batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})"
+            f"{speed.slimmed:,.0f} tokens/s ({speed.ratio:.2f}x, "
+            f"batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})"
         )
     )
     console.print(Text(f"prompt   {result.prompt!r}"))
@@ -184,7 +188,14 @@ def _perplexity_rows(text: TextResult) -> Iterator[tuple[str, ...]]:
     for unit in ("token", "word", "byte"):
         before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
         if before is not None and after is not None:
-            yield label, unit, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
+            yield (
+                label,
+                unit,
+                f"{before:.3f}",
+                f"{after:.3f}",
+                f"{after - before:+.3f}",
+                f"{100 * (after / before - 1):+.2f} %",
+            )
             label = ""
 
 
@@ -209,7 +220,9 @@ def write_junit(file: str, result: GateResult) -> None:
     suite = ElementTree.Element("testsuite", name="ffncompress", tests=str(1 + len(result.also)))
     suite.set("failures", str(0 if result.passed else 1))
     for text in (result.main, *result.also):
-        case = ElementTree.SubElement(suite, "testcase", classname="ffncompress.gate", name=f"perplexity on {text.text}")
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="ffncompress.gate", name=f"perplexity on {text.text}"
+        )
         base, slimmed = text.headline
         summary = f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}"
         ElementTree.SubElement(case, "system-out").text = summary

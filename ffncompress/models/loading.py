@@ -90,9 +90,9 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: Any = No
     else:
         options |= {"use_safetensors": True, "trust_remote_code": source.trust_remote_code}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source.directory, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(source.directory, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelError(f"{source.name}: it cannot be loaded as a causal language model: {_first_line(error)}") from error
+        raise ModelError(f"{source.name}: not loadable as a causal language model: {_first_line(error)}") from error
     if source.gguf_file:
         model.is_quantized, model.hf_quantizer = False, None
         if hasattr(model.config, "quantization_config"):

@@ -33,7 +33,8 @@ def effective_rank(spectrum: Tensor) -> float:
 
 
 def spectrum_of(covariance: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(covariance).clamp_min(0)
+    values: Tensor = torch.linalg.eigvalsh(covariance)
+    return values.clamp_min(0)
 
 
 def condition_number(spectrum: Tensor) -> float:

@@ -1,0 +1,104 @@
+"""What each map of each rank is predicted to cost in loss: one backward pass over a little held-out text.
+
+A map errs by e at a token whose residual stream after the block is s. To second order, with the Fisher information
+for the Hessian, an error costs E[(g'e)^2] / 2 in loss, where g is the gradient of the loss with respect to s and its
+labels are drawn from the model itself. That is a local truth, and some errors are not small: a map that fails to
+write a massive activation leaves a token with a stream a hundred times shorter, and every later norm divides by it.
+What the rest of the model sees of s is its direction, so the step is taken there:
+
+    delta loss ~ 1/2 E[(|s| g'u)^2],      u = (s + e) / |s + e| - s / |s|
+
+For small e this is the same (g is orthogonal to s wherever only the direction counts); for large e it is right where
+the local form is off by orders of magnitude. With V the map's output directions and c = V' W'(x - x0), the error of
+rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffncompress.calibration import first_tensor, hooked, own_batches
+from ffncompress.models import Block
+from ffncompress.recovery import LinearFit
+from ffncompress.workers import Track, Workers, silent
+
+
+def predict_losses(
+    model: Any,
+    blocks: list[Block],
+    maps: list[dict[str, LinearFit]],
+    windows: Tensor,
+    workers: Workers,
+    seed: int = 0,
+    track: Track = silent,
+) -> list[dict[str, Tensor]]:
+    """The predicted rise in loss of each block's maps at rank 0, 1, ..., max_rank."""
+    model.requires_grad_(False)
+    totals = [{name: torch.zeros(fit.max_rank + 1, dtype=torch.float64) for name, fit in each.items()} for each in maps]
+    generator = torch.Generator().manual_seed(seed)
+    for batch in track(own_batches(windows, workers), "predicting costs"):
+        taken = _gradients(model, blocks, batch.to(workers.device), generator)
+        for rows, each, total in zip(taken, maps, totals, strict=True):
+            for name, fit in each.items():
+                total[name] += loss_by_rank(fit, *rows).sum(0).cpu()
+    workers.sum_([total for each in totals for total in each.values()])
+    return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
+
+
+def predicted_delta(base_perplexity: float, loss: float) -> float:
+    """A rise in loss as the perplexity that it adds to a base."""
+    return base_perplexity * math.expm1(min(loss, 50.0))
+
+
+def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:
+    """The predicted loss of each row at each rank, [rows, max_rank + 1]."""
+    x, y, s, g = (t.double() for t in (x, y, stream, gradient))
+    v = fit.directions[:, : fit.max_rank].to(x.device)
+    c = (x - fit.x0.to(x.device)) @ (fit.weight.to(x.device) @ v)  # [rows, max_rank]
+    e0 = fit.y0.to(x.device) - y  # the error at rank 0
+
+    def along(start: Tensor, steps: Tensor) -> Tensor:
+        return torch.cat([start[:, None], steps], 1).cumsum(1)
+
+    ge = along((g * e0).sum(1), (g @ v) * c)
+    se = along((s * e0).sum(1), (s @ v) * c)
+    ee = along((e0 * e0).sum(1), 2 * (e0 @ v) * c + c * c)
+    gs, ss = (g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True).clamp_min(1e-30)
+    after = (ss + 2 * se + ee).clamp_min(1e-12 * ss)  # |s + e|^2
+    return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
+
+
+def _gradients(
+    model: Any, blocks: list[Block], batch: Tensor, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(x, y, stream, gradient) rows of every block.
+
+    A zero is added to each FFN's output, and to nothing else; the gradient with respect to it is the stream's.
+    """
+    inputs: list[tuple[Tensor, Tensor, Tensor]] = []
+    streams: list[Tensor] = []
+
+    def at_ffn(_module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        probe = torch.zeros_like(output, requires_grad=True)
+        inputs.append((args[0].detach(), output.detach(), probe))
+        return output + probe
+
+    def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
+        streams.append(first_tensor(output).detach())
+
+    taps = [(block.path, at_ffn) for block in blocks] + [(block.layer_path, at_layer) for block in blocks]
+    with hooked(model, taps), torch.enable_grad():
+        logits = model(input_ids=batch, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        chances = logits.detach().softmax(-1).cpu()
+        labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(logits.device)
+        F.cross_entropy(logits, labels, reduction="sum").backward()
+    rows = []
+    for (x, y, probe), stream in zip(inputs, streams, strict=True):
+        assert probe.grad is not None
+        rows.append((x.flatten(0, -2), y.flatten(0, -2), stream.to(y.device).flatten(0, -2), probe.grad.flatten(0, -2)))
+    return rows

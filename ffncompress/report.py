@@ -1,0 +1,83 @@
+"""The gate's result as data: what was measured, of which text, and the verdict."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Perplexities(_Record):
+    """One model on one text."""
+
+    token: float | None
+    word: float
+    byte: float
+
+
+class TextResult(_Record):
+    """Both models on one text."""
+
+    text: str
+    part: str
+    sha256: str
+    tokens: int | None
+    context: int
+    base: Perplexities
+    slimmed: Perplexities
+
+    @property
+    def headline(self) -> tuple[float, float]:
+        """(base, slimmed) that the verdict is on: token perplexity, or word perplexity of a stock task."""
+        if self.base.token is not None and self.slimmed.token is not None:
+            return self.base.token, self.slimmed.token
+        return self.base.word, self.slimmed.word
+
+    @property
+    def delta(self) -> float:
+        base, slimmed = self.headline
+        return slimmed - base
+
+    @property
+    def relative(self) -> float:
+        return self.delta / self.headline[0]
+
+
+class Sizes(_Record):
+    """Parameters before and after, and weight bytes on disk."""
+
+    replaced_ffns: tuple[int, int]
+    all_ffns: tuple[int, int]
+    whole_model: tuple[int, int]
+    bytes_on_disk: tuple[int, int]
+
+
+class Speed(_Record):
+    """Measured tokens per second, base and slimmed interleaved; medians over the repeats."""
+
+    base: float
+    slimmed: float
+    ratio: float
+    batch: tuple[int, int]
+    repeats: int
+    device: str
+
+
+class GateResult(_Record):
+    """Everything that `ffncompress eval` reports."""
+
+    ffncompress_version: str
+    base_model: str
+    weights_sha256: str
+    dtype: str
+    limit: str
+    passed: bool
+    main: TextResult
+    also: list[TextResult]
+    sizes: Sizes
+    speed: Speed
+    prompt: str
+    continuation_base: str
+    continuation_slimmed: str

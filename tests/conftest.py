@@ -1,0 +1,93 @@
+"""Shared fixtures: the embedded model, tiny random models of every family, and a small text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+import transformers
+
+from ffncompress.models import find_model, load_model, load_tokenizer
+
+WIDE = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+GATED = {**WIDE, "num_key_value_heads": 2, "vocab_size": 3072, "max_position_embeddings": 256}
+TINY = {
+    "gpt2": (
+        transformers.GPT2Config,
+        {"vocab_size": 3072, "n_positions": 256, "n_embd": 32, "n_layer": 3, "n_head": 4},
+    ),
+    "gpt_neox": (transformers.GPTNeoXConfig, {**WIDE, "vocab_size": 3072, "max_position_embeddings": 256}),
+    "llama": (transformers.LlamaConfig, GATED),
+    "llama-tied": (transformers.LlamaConfig, {**GATED, "tie_word_embeddings": True}),
+    "mistral": (transformers.MistralConfig, {**GATED, "sliding_window": 64}),
+    "qwen2": (transformers.Qwen2Config, GATED),
+    "qwen3": (transformers.Qwen3Config, {**GATED, "head_dim": 8}),
+    "gemma": (transformers.GemmaConfig, {**GATED, "head_dim": 8}),
+    "smollm3": (transformers.SmolLM3Config, {**GATED, "pad_token_id": 0}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFNCOMPRESS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def demo_source():
+    return find_model("demo")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(demo_source):
+    return load_tokenizer(demo_source)
+
+
+@pytest.fixture
+def demo_model(demo_source):
+    return load_model(demo_source)
+
+
+def tiny_model(family: str) -> transformers.PreTrainedModel:
+    """A random model with activations of ordinary size."""
+    kind, options = TINY[family]
+    torch.manual_seed(0)
+    # 0.02, the usual spread, would leave FFNs this narrow almost silent
+    config = kind(**options, initializer_range=0.2, bos_token_id=0, eos_token_id=0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer):
+    """Lays out a tiny model as a folder, once a session."""
+    made: dict[str, Path] = {}
+
+    def lay_out(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family) / family
+            tiny_model(family).save_pretrained(made[family])
+            tokenizer.save_pretrained(made[family])
+        return made[family]
+
+    return lay_out
+
+
+@pytest.fixture(scope="session")
+def demo_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small plan of the embedded model, forced so that it replaces something."""
+    from ffncompress import api
+
+    directory = tmp_path_factory.mktemp("plans") / "demo-plan"
+    api.plan("demo", directory, tokens=4096, blocks="1,3")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def demo_slim(tmp_path_factory: pytest.TempPathFactory, demo_plan: Path) -> Path:
+    from ffncompress import api
+
+    return api.compress(demo_plan, tmp_path_factory.mktemp("slim") / "demo-slim")

@@ -1,0 +1,27 @@
+"""The public surface: small, documented, pinned."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import ffncompress
+
+SURFACE = {
+    "FfncompressError", "Plan", "apply_", "compress", "evaluate", "load", "patched", "plan", "push", "run",
+}  # fmt: skip
+
+
+def test_the_surface_is_what_we_say() -> None:
+    assert set(ffncompress.__all__) == SURFACE
+    for name in SURFACE:
+        thing = getattr(ffncompress, name)
+        assert inspect.getdoc(thing), name
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    """torch imports it at its own start-up, so it must cost nothing."""
+    code = "import sys, ffncompress._autoload; print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

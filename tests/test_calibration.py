@@ -1,0 +1,59 @@
+"""Streamed moments against the activations themselves, and what stops a pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+
+from ffncompress.calibration import check_enough_rows, collect_moments
+from ffncompress.errors import NumericsError, TextError
+from ffncompress.models import find_blocks
+from ffncompress.recovery import Moments
+from ffncompress.workers import Workers
+
+
+def windows(count: int, length: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, 3000, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_moments_are_those_of_the_activations(family: str) -> None:
+    model = tiny_model(family)
+    blocks = find_blocks(model)
+    fit, held_out = windows(5), windows(2, seed=1)
+    moments = collect_moments(model, blocks, fit, held_out, Workers("cpu"))
+    block = blocks[1]
+    seen: dict[str, torch.Tensor] = {}
+    ffn, layer = model.get_submodule(block.path), model.get_submodule(block.layer_path)
+    ffn.register_forward_hook(lambda _m, a, o: seen.update(x=a[0].flatten(0, 1), y=o.flatten(0, 1)))
+    layer.register_forward_hook(lambda _m, _a, o: seen.update(s=(o[0] if isinstance(o, tuple) else o).flatten(0, 1)))
+    for ids, plain, weighted in (
+        (fit, moments[1].fit, moments[1].fit_weighted),
+        (held_out, moments[1].held_out, moments[1].held_out_weighted),
+    ):
+        with torch.inference_mode():
+            model(ids)
+        weights = 1 / seen["s"].double().square().sum(1)
+        full = plain.yy.dim() == 2
+        for ours, expected in (
+            (plain, Moments.of(seen["x"], seen["y"], full_yy=full)),
+            (weighted, Moments.of(seen["x"], seen["y"], weights, full_yy=False)),
+        ):
+            for a, b in zip(ours.tensors(), expected.tensors(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)  # float32 forwards, other batching
+
+
+def test_not_finite_activations_name_the_block() -> None:
+    model = tiny_model("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
+    with pytest.raises(NumericsError, match=r"block 1 \(transformer\.h\.1\.mlp\).*--dtype float32"):
+        collect_moments(model, find_blocks(model), windows(2), windows(1), Workers("cpu"))
+
+
+def test_too_few_rows_say_how_many_are_needed() -> None:
+    blocks = find_blocks(tiny_model("gpt2"))
+    check_enough_rows(blocks, 128)
+    with pytest.raises(TextError, match="127 fit tokens are too few for FFNs 32 wide: at least 128"):
+        check_enough_rows(blocks, 127)

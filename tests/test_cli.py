@@ -1,0 +1,150 @@
+"""The command line in process and as a subprocess: what it prints, how it ends, how fast it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ffncompress.cli import run
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = "import sys; from ffncompress.cli import run; run(['--help']); assert 'torch' not in sys.modules"
+    best = min(_timed([sys.executable, "-c", code]) for _ in range(3))
+    assert best < 0.5
+
+
+def _timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "eval", "push", "run", "demo", "show"])
+def test_every_command_explains_itself_within_100_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: ffncompress " + command)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_pipeline_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", "demo", "--tokens", "4096", "--blocks", "1"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    assert "1 of 7 blocks replaced" in out
+    assert "\x1b" not in out  # piped: plain
+    assert run(["apply", "demo-plan", "-o", "slim"]) == 0
+    assert "logits equal" in capsys.readouterr().out
+    verdict = run(
+        [
+            "eval",
+            "slim",
+            "--tokens",
+            "600",
+            "--repeats",
+            "1",
+            "--max-delta",
+            "500%",
+            "--json",
+            "r.json",
+            "--junit",
+            "r.xml",
+        ]
+    )
+    assert verdict == 0
+    out = capsys.readouterr().out
+    assert "gate passed" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert json.loads(Path("r.json").read_text())["passed"] is True
+    suite = ElementTree.parse("r.xml").getroot()
+    assert suite.get("failures") == "0"
+    assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "0.0001", "--junit", "r.xml"]) == 1
+    assert ElementTree.parse("r.xml").getroot().get("failures") == "1"
+    capsys.readouterr()
+    assert run(["show", "slim"]) == 0
+    out = capsys.readouterr().out
+    assert "block 0: kept: not among --blocks" in out
+    assert "gate FAILED" in out
+    assert run(["show", "demo-plan", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["plan", "./no-such-model"], "no such file or folder"),
+        (["plan", "nobody/nothing"], "check the name and the network"),
+        (["plan", "demo", "--budget", "lots"], "is not a budget"),
+        (["plan", "demo", "--budget", "100000x"], "is possible"),
+        (["plan", "demo", "--blocks", "99"], "0 to 6"),
+        (["plan", "demo", "--data", "no.txt"], "no such text"),
+        (["plan", "demo", "--max-delta", "some"], "is not a limit"),
+        (["plan", "demo", "--tokens", "256"], "at least 512 are needed"),
+        (["plan", "demo", "--what"], "No such option"),
+        (["apply", "no-plan", "-o", "out"], "there is no plan.json"),
+        (["eval", "no-out"], "not made by ffncompress apply"),
+        (["push", "no-out", "a/b"], "not made by ffncompress apply"),
+        (["run", "no.yaml"], "cannot be read"),
+        (["show", "nothing"], "there is no plan.json"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(
+    arguments: list[str],
+    match: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert match in captured.err
+    assert "Traceback" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str], demo_source) -> None:
+    folder = shutil.copytree(demo_source.directory, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    assert run(["plan", str(folder), "-o", str(tmp_path / "p")]) == 2
+    assert "not loadable" in capsys.readouterr().err
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert run(["plan", str(folder), "-o", str(tmp_path / "p")]) == 2
+    assert "pickled ones are never read" in capsys.readouterr().err
+    (folder / "config.json").unlink()
+    assert run(["plan", str(folder), "-o", str(tmp_path / "p")]) == 2
+    assert "no config.json" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ffncompress", "plan", "demo", "--tokens", "400000"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
+    )  # fmt: skip
+    time.sleep(12)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "ffncompress: interrupted; nothing half-written was left behind"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real GGUF file is large; a broken one must still end in a sentence."""
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF" + b"\0" * 60)
+    assert run(["plan", str(file), "-o", str(tmp_path / "p")]) == 2
+    assert "broken.gguf" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""The predicted cost: its algebra against brute force, its worth against what swaps really cost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from ffncompress import Plan, texts
+from ffncompress.calibration import collect_moments
+from ffncompress.forecast import loss_by_rank, predict_losses
+from ffncompress.models import find_blocks
+from ffncompress.patcher import patched_with
+from ffncompress.recovery import Moments, fit_linear
+from ffncompress.scoring import STREAM, fit_block, replacement
+from ffncompress.workers import Workers
+
+
+def test_every_rank_by_brute_force() -> None:
+    torch.manual_seed(0)
+    x, s, g = (torch.randn(30, 6, dtype=torch.float64) for _ in range(3))
+    y = torch.tanh(x @ torch.randn(6, 6, dtype=torch.float64))
+    fit = fit_linear(Moments.of(x, y), Moments.of(x, y))
+    ours = loss_by_rank(fit, x, y, s, g)
+    for rank in range(7):
+        down, up, bias = fit.at_rank(rank)
+        e = x @ down.T @ up.T + bias - y
+        u = (s + e) / (s + e).norm(dim=1, keepdim=True) - s / s.norm(dim=1, keepdim=True)
+        expected = (s.norm(dim=1) * (g * u).sum(1)).square() / 2
+        torch.testing.assert_close(ours[:, rank], expected)
+
+
+def test_a_lost_massive_activation_is_seen() -> None:
+    """The local form sees almost nothing of it, for the gradient next to a massive activation is tiny."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 4, dtype=torch.float64)
+    massive = torch.tensor([[1000.0, 0, 0, 0]], dtype=torch.float64)
+    small = torch.tensor([[0.0, 1, 1, 1]], dtype=torch.float64)
+    g = torch.tensor([[0.0, 1e-3, 0, 0]], dtype=torch.float64)
+    moments = Moments.of(torch.randn(50, 4, dtype=torch.float64), torch.zeros(50, 4, dtype=torch.float64))
+    silent = fit_linear(moments, moments)  # writes nothing at all
+    lost = loss_by_rank(silent, x, massive, massive + small, g)[0, 0].item()
+    local = (g * massive).sum().square().item() / 2
+    assert lost > 1e-2
+    assert local < 1e-12
+
+
+def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
+    """Labels are drawn from the model, so what is predicted is the divergence from it; within a factor of two."""
+    parts, workers = texts.read_parts("python-docs"), Workers("cpu")
+    fit_ids = texts.windows(parts["fit"], tokenizer, length=64, count=64)
+    ids = texts.windows(parts["choose"], tokenizer, length=64, count=48)
+    blocks = find_blocks(demo_model)
+    maps = [fit_block(m).maps for m in collect_moments(demo_model, blocks, fit_ids, ids, workers)]
+    predicted = predict_losses(demo_model, blocks, maps, ids, workers)
+    with torch.inference_mode():
+        original = demo_model(ids).logits[:, :-1].log_softmax(-1)
+        for block, own, losses in zip(blocks, maps, predicted, strict=True):
+            module = replacement(block, ("dense", block.d_in), own[STREAM])
+            with patched_with(demo_model, {block.path: module}):
+                swapped = demo_model(ids).logits[:, :-1].log_softmax(-1)
+            divergence = (original.exp() * (original - swapped)).sum(-1).mean().item()
+            assert losses[STREAM][-1].item() == pytest.approx(divergence, rel=1.0)
+            assert losses[STREAM][-1].item() > divergence / 2
+
+
+def test_it_ranks_the_blocks_of_the_embedded_model(demo_plan) -> None:
+    swaps = [block.swap for block in Plan.load(demo_plan).blocks]
+    assert spearmanr([s.predicted_delta for s in swaps], [s.delta for s in swaps]).statistic > 0.6

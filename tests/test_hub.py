@@ -1,0 +1,124 @@
+"""A push for real, to a Hub on the loopback address, and a download of what was pushed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from loopback_hub import loopback_hub
+
+from ffncompress import api
+from ffncompress.errors import HubError
+
+TOKEN = "hf_a_secret_that_must_not_show"
+
+
+@pytest.fixture(scope="module")
+def gated_slim(demo_slim: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluated checkpoint; 300 % lets the forced plan pass."""
+    folder = shutil.copytree(demo_slim, tmp_path_factory.mktemp("gated") / "slim")
+    api.evaluate(folder, tokens=1024, max_delta="300%", repeats=1)
+    return folder
+
+
+def child(
+    arguments: list[str], endpoint: str, home: Path, token: str | None = TOKEN
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    environment.pop("HF_HUB_OFFLINE")
+    environment.pop("HF_TOKEN", None)
+    if token:
+        environment["HF_TOKEN"] = token
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+LOAD = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("someone/slim")
+tokenizer = AutoTokenizer.from_pretrained("someone/slim")
+print(type(model.transformer.h[1].mlp).__name__, len(tokenizer))
+"""
+
+
+def test_push_then_load_from_the_hub(gated_slim: Path, tmp_path: Path) -> None:
+    with loopback_hub(TOKEN) as hub:
+        done = child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "someone/slim/commit/" in done.stdout
+        assert TOKEN not in done.stdout + done.stderr
+        pushed = hub.repos["someone/slim"]
+        local = {p.relative_to(gated_slim).as_posix() for p in gated_slim.rglob("*") if p.is_file()}
+        assert local <= set(pushed)
+        assert not any(TOKEN.encode() in content for content in pushed.values())
+
+        loaded = child(["-c", LOAD], hub.address, tmp_path, token=None)
+        assert loaded.returncode == 0, loaded.stderr
+        assert loaded.stdout.split()[0] == "LinearFFN"
+
+        # and a plan can be made of a model that the Hub gives, by its id, with its revision recorded
+        plan = child(
+            ["-m", "ffncompress", "eval", str(gated_slim), "--model", "someone/slim", "--data", "python-docs"],
+            hub.address, tmp_path, token=None,
+        )  # fmt: skip
+        assert plan.returncode == 2
+        assert "not the weights that the plan was made for" in plan.stderr
+
+
+def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
+    with loopback_hub(TOKEN) as hub:
+        child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
+        card = ModelCard(hub.repos["someone/slim"]["README.md"].decode())
+    assert card.data.library_name == "transformers"
+    assert card.data.license == "apache-2.0"
+    assert "ffncompress" in card.data.tags
+    assert {r.metric_type for r in card.data.eval_results} == {"perplexity"}
+    for words in ("How to load", "How to reproduce", "ffncompress plan demo", "| 1 |", "dense linear", "Gate: passed"):
+        assert words in card.text
+
+
+def test_a_hub_model_is_planned_by_its_id(tiny_folder, tmp_path: Path) -> None:
+    folder = tiny_folder("llama")
+    with loopback_hub(TOKEN) as hub:
+        hub.repos["someone/tiny"] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+        hub.repos["someone/tiny"]["pytorch_model.bin"] = b"a pickle"
+        options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "0", "--data", "python-docs"]
+        plan = tmp_path / "plan"
+        done = child(
+            ["-m", "ffncompress", "plan", "someone/tiny", *options, "-o", str(plan)], hub.address, tmp_path, token=None
+        )
+        assert done.returncode == 0, done.stderr
+        out = tmp_path / "slim"
+        applied = child(["-m", "ffncompress", "apply", str(plan), "-o", str(out)], hub.address, tmp_path, token=None)
+        assert applied.returncode == 0, applied.stderr
+        assert hub.sha("someone/tiny") in (out / "ffncompress" / "origin.json").read_text()
+        assert "base_model: someone/tiny" in (out / "README.md").read_text()
+        assert not list(tmp_path.rglob("pytorch_model.bin"))
+
+
+def test_a_wrong_token_is_a_clear_refusal(gated_slim: Path, tmp_path: Path) -> None:
+    with loopback_hub("another") as hub:
+        done = child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
+    assert done.returncode == 2
+    assert "the upload failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_no_push_without_a_passing_gate(demo_slim: Path, gated_slim: Path, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="not evaluated"):
+        api.push(shutil.copytree(demo_slim, tmp_path / "a"), "someone/slim")
+    failed = shutil.copytree(demo_slim, tmp_path / "b")
+    assert not api.evaluate(failed, tokens=1024, max_delta="0.0001", repeats=1).passed
+    with pytest.raises(HubError, match="the gate failed"):
+        api.push(failed, "someone/slim")
+    changed = shutil.copytree(gated_slim, tmp_path / "c")
+    weights = changed / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(HubError, match="changed since the gate ran"):
+        api.push(changed, "someone/slim")

@@ -1,0 +1,49 @@
+"""Swaps from a cached prefix against running the whole swapped model; per-sequence errors against moments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+
+from ffncompress.calibration import collect_moments
+from ffncompress.models import find_blocks
+from ffncompress.modules import LinearFFN
+from ffncompress.patcher import patched_with
+from ffncompress.recovery import r2, r2_interval
+from ffncompress.scoring import fit_block
+from ffncompress.swaps import measure_base, measure_swaps, sequence_losses
+from ffncompress.workers import Workers
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_cached_prefix_gives_the_whole_models_loss(family: str) -> None:
+    model, workers = tiny_model(family), Workers("cpu")
+    blocks = find_blocks(model)
+    ids = torch.randint(1, 3000, (70, 16), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    variants = [{"random": LinearFFN(b.layout, b.d_in, b.d_out)} for b in blocks]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rises = measure_swaps(model, blocks, variants, ids, workers)
+    base = sequence_losses(model, ids, workers)
+    for i, block in enumerate(blocks):
+        with patched_with(model, {block.path: variants[i]["random"]}):
+            torch.testing.assert_close(rises[i]["random"], sequence_losses(model, ids, workers) - base)
+        assert rises[i]["random"].abs().max() > 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_errors_by_sequence_add_up_to_those_of_the_moments() -> None:
+    model, workers = tiny_model("llama"), Workers("cpu")
+    blocks = find_blocks(model)
+    ids = torch.randint(1, 3000, (70, 16), generator=torch.Generator().manual_seed(0))
+    moments = collect_moments(model, blocks, ids, ids, workers)
+    fits = [fit_block(m).maps["plain"] for m in moments]
+    losses, errors = measure_base(model, blocks, fits, ids, workers)
+    torch.testing.assert_close(losses, sequence_losses(model, ids, workers))
+    for each, fit, own in zip(errors, fits, moments, strict=True):
+        total = each.squares.sum() - each.sums.sum(0).square().sum() / ids.numel()
+        assert 1 - (each.squared_errors.sum() / total).item() == pytest.approx(r2(fit, own.held_out), abs=1e-5)
+        assert 0 < r2_interval(each.squared_errors, each.rows, each.sums, each.squares) < 1
