@@ -1,6 +1,6 @@
 """Train the small GPT-2 that ships inside the package, and print what it learned.
 
-    python benchmarks/train_demo_model.py OUT --minutes 30 --extra TEXT [--extra TEXT ...] --also-report TEXT
+    python benchmarks/train_demo_model.py OUT --steps 3500 --extra TEXT [--extra TEXT ...] --also-report TEXT
 
 The tokenizer and the model see the fit part of python-docs and the --extra texts. The choose and report parts
 of python-docs (by a hash of each document's name, see ffncompress/texts.py) are never trained on: the figures
@@ -64,7 +64,7 @@ def unigram_perplexity(train: torch.Tensor, held_out: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--extra", action="append", default=[])
     parser.add_argument("--also-report", action="append", default=[])
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -91,9 +91,10 @@ def main() -> None:
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.98))
 
-    start, step, seen, smooth = time.monotonic(), 0, 0, None
-    while (progress := (time.monotonic() - start) / (options.minutes * 60)) < 1:
-        rate = options.lr * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * progress)))
+    start, seen, smooth = time.monotonic(), 0, None
+    for step in range(1, options.steps + 1):
+        falling = 0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / options.steps))
+        rate = options.lr * min(1.0, step / 100) * falling
         for group in optimizer.param_groups:
             group["lr"] = rate
         at = torch.randint(0, len(train) - CONTEXT, (BATCH,))
@@ -103,7 +104,7 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        step, seen = step + 1, seen + batch.numel()
+        seen += batch.numel()
         smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
         if step % 250 == 0:
             choose = perplexity(model, held_out["python-docs choose"])

@@ -47,9 +47,9 @@ def plan(
         model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
     )
     if workers.is_main:
-        made.save(output, tensors, overwrite=overwrite)
+        made = made.save(output, tensors, overwrite=overwrite)
     workers.wait()
-    return Plan.load(output)
+    return made
 
 
 def compress(

@@ -21,7 +21,15 @@ import torch
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, ModelError, PlanError
-from ffncompress.models import ModelSource, count_parameters, find_blocks, find_model, load_model, load_tokenizer
+from ffncompress.models import (
+    ModelSource,
+    count_parameters,
+    find_blocks,
+    find_model,
+    load_model,
+    load_tokenizer,
+    quiet_bars,
+)
 from ffncompress.patcher import install_, stand_ins
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, register, spec_of
@@ -66,7 +74,8 @@ def save_compressed(
             {b.path: spec_of(b.swap.kind, b.swap.rank, layouts[b.path], b.d_in, b.d_out) for b in plan.replaced}
         )
     with staged_directory(output, overwrite=overwrite) as stage:
-        model.save_pretrained(stage, max_shard_size=settings.max_shard_size)
+        with quiet_bars():
+            model.save_pretrained(stage, max_shard_size=settings.max_shard_size)
         tokenizer.save_pretrained(stage)
         _write_meta(stage, plan, Path(plan_directory), source, model, recipe)
         _prove_parity(model, tokenizer, stage)
@@ -104,7 +113,8 @@ def load(directory: str | Path, **options: Any) -> Any:
     register()
     if not (Path(directory) / "config.json").is_file():
         raise ArtifactError(f"{directory}: no checkpoint there; make one with: ffncompress apply PLAN -o {directory}")
-    return AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True, **options).eval()
+    with quiet_bars():
+        return AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True, **options).eval()
 
 
 def read_origin(directory: str | Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffncompress.settings import Limit
+
 if TYPE_CHECKING:
     from ffncompress.plans import Plan
 
@@ -14,6 +16,7 @@ _REPLACED, _KEPT, _INK = "#0b7285", "#adb5bd", "#343a40"
 def draw_profile(plan: Plan, file: Path) -> None:
     """R2_lin and swap delta-PPL of each block, one above the other."""
     from matplotlib.figure import Figure  # not pyplot: no window system, no global state
+    from matplotlib.ticker import FuncFormatter
 
     blocks = plan.blocks
     at = [b.index for b in blocks]
@@ -27,7 +30,6 @@ def draw_profile(plan: Plan, file: Path) -> None:
     top.axhline(0, color=_INK, lw=0.6)
     top.set_ylim(min(0.0, max(-0.5, min(r2) - 0.05)), 1.02)
     top.set_ylabel("R2_lin (held out)")
-    top.legend(loc="lower right", frameon=False, fontsize=8)
 
     swaps = [b.swap for b in blocks]
     bottom.bar(at, [s.delta for s in swaps], yerr=[s.delta_error for s in swaps], color=colours, ecolor=_INK, capsize=2)
@@ -38,10 +40,13 @@ def draw_profile(plan: Plan, file: Path) -> None:
     bottom.set_ylabel(f"swap delta-PPL\n(base {plan.base_perplexity:.2f})")
     bottom.set_xlabel("block")
     bottom.set_xticks(at)
-    bottom.legend(loc="upper left", frameon=False, fontsize=8)
+    bottom.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    allowed = Limit.parse(plan.settings.max_delta).allowance(plan.base_perplexity)
+    bottom.axhline(allowed, color="#c92a2a", lw=0.8, ls="--", label=f"limit {plan.settings.max_delta}, all together")
 
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)  # clear of the bars
     replaced = f"{len(plan.replaced)} of {len(blocks)} FFNs replaced (teal) at {plan.settings.budget}"
     tokens = sum(text.tokens for text in plan.choose_text)
     figure.suptitle(

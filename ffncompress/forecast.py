@@ -10,7 +10,8 @@ What the rest of the model sees of s is its direction, so the step is taken ther
 
 For small e this is the same (g is orthogonal to s wherever only the direction counts); for large e it is right where
 the local form is off by orders of magnitude. With V the map's output directions and c = V' W'(x - x0), the error of
-rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as one.
+rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as
+one.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def predict_losses(
     return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
 
 
-def predicted_delta(base_perplexity: float, loss: float) -> float:
-    """A rise in loss as the perplexity that it adds to a base."""
-    return base_perplexity * math.expm1(min(loss, 50.0))
+def delta_perplexity(base: float, rise: float) -> float:
+    """A rise in loss as the perplexity that it adds to a base; what is not finite is as bad as can be."""
+    return base * math.expm1(min(rise, 50.0) if math.isfinite(rise) else 50.0)
 
 
 def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ffncompress.plans import Plan
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
 from ffncompress.staging import write_file
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.workers import Track, Workers, silent, stage
 
 DEFAULT_CONTEXT = 512
 NEW_TOKENS = 24
@@ -50,11 +50,12 @@ def run_gate(
     base_at, slim_at = base_source(plan, model_name), find_model(str(directory))
     workers = Workers(settings.device)
     dtype = "float32" if settings.dtype == "auto" and workers.device.type == "cpu" else settings.dtype
-    tokenizer = load_tokenizer(slim_at)
-    slimmed = load(directory, dtype=dtype, device_map={"": workers.device})
-    context = _context(slimmed, settings)
-    inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
-    base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
+    with stage(track, "loading both models and the text"):
+        tokenizer = load_tokenizer(slim_at)
+        slimmed = load(directory, dtype=dtype, device_map={"": workers.device})
+        context = _context(slimmed, settings)
+        inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
+        base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
     results = []
     for text in inputs:
@@ -71,6 +72,8 @@ def run_gate(
     limit = Limit.parse(settings.max_delta)
     prompt = settings.prompt or _prompt(inputs[0], tokenizer)
     main = results[0]
+    with stage(track, "continuing a prompt"):
+        continuations = [_continue(model, tokenizer, prompt) for model in (base, slimmed)]
     result = GateResult(
         ffncompress_version=__version__,
         base_model=plan.base.name,
@@ -83,8 +86,8 @@ def run_gate(
         sizes=_sizes(plan, origin, slimmed, slim_at),
         speed=_measure_speed(base, slimmed, context, settings, track),
         prompt=prompt,
-        continuation_base=_continue(base, tokenizer, prompt),
-        continuation_slimmed=_continue(slimmed, tokenizer, prompt),
+        continuation_base=continuations[0],
+        continuation_slimmed=continuations[1],
     )
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
     return result
@@ -180,10 +183,12 @@ def _measure_speed(base: Any, slimmed: Any, context: int, settings: EvalSettings
 
 
 def _prompt(text: texts.Text | None, tokenizer: Any) -> str:
+    """The beginning of the text's first paragraph of prose."""
     if text is None:
         return "The history of the city began"
-    start = text.documents[0].strip()[:400]
-    ids = tokenizer(start, add_special_tokens=False, verbose=False)["input_ids"][:16]
+    paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n")]
+    prose = (p for p in paragraphs if len(p) > 120 and sum(c.isalpha() or c == " " for c in p) > 0.9 * len(p))
+    ids = tokenizer(next(prose, paragraphs[0])[:400], add_special_tokens=False, verbose=False)["input_ids"][:16]
     return str(tokenizer.decode(ids))
 
 

@@ -87,13 +87,13 @@ def lm_eval_perplexity(
 def _task_dict(pieces: list[str] | None) -> Any:
     """lm-eval's stock wikitext task, or a local one over our pieces."""
     import datasets
-    from lm_eval.tasks import TaskManager, get_task_dict
+    from lm_eval.tasks import TaskManager
 
     if pieces is not None:
         task = _local_task(datasets.Dataset.from_dict({"page": pieces}))
-        return get_task_dict([task], TaskManager(include_defaults=False))
+        return TaskManager(include_defaults=False).load([task])
     try:
-        return get_task_dict([STOCK_TASK], TaskManager())
+        return TaskManager().load([STOCK_TASK])
     except Exception as error:  # datasets, huggingface_hub and the socket each have their own
         raise TextError(
             "lm-eval's wikitext task needs the Hub, which does not answer; "

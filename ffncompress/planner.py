@@ -34,8 +34,9 @@ from ffncompress.scoring import (
 )
 from ffncompress.settings import Budget, Limit, PlanSettings, parse_blocks
 from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.workers import Track, Workers, silent, stage
 
+CONFIDENCE = 1.645  # standard errors: one-sided 95 %
 CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
 SWAP_TOKENS = 4096  # of the choose text, for what is done block by block; the joint check takes all of it
 
@@ -69,11 +70,13 @@ def make_plan(
     workers = workers or Workers(settings.device)
     # float32 is the CPU's own; a GPU keeps what the weights are stored in
     dtype = "float32" if settings.dtype == "auto" and workers.device.type == "cpu" else settings.dtype
-    model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
+    with stage(track, f"loading {source.name}"):
+        model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
     blocks = find_blocks(model)
     forced = parse_blocks(settings.blocks, len(blocks)) if settings.blocks else None
     sizes = [option_within(block, budget) for block in blocks]
-    corpus = gather_text(source, settings, tokenizer)
+    with stage(track, "reading text"):
+        corpus = gather_text(source, settings, tokenizer)
     check_enough_rows(blocks, corpus.fit.numel())
 
     moments = collect_moments(model, blocks, corpus.fit, corpus.choose, workers, track)
@@ -91,12 +94,14 @@ def make_plan(
     measured = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in range(len(blocks))]
     modules = {block.index: variants[i][measured[i].weighting] for i, block in enumerate(blocks)}
 
-    def joint_perplexity(indices: list[int]) -> float:
+    def check(indices: list[int]) -> JointCheck:
         with patched_with(model, {blocks[i].path: modules[i] for i in indices}):
-            label = f"verifying {len(indices)} blocks together"
-            return perplexity(sequence_losses(model, corpus.choose, workers, track, label))
+            label = f"verifying {len(indices)} together"
+            return joint_check(
+                indices, base_losses, sequence_losses(model, corpus.choose, workers, track, label), limit
+            )
 
-    chosen, joint = choose_blocks(measured, base, limit, forced, joint_perplexity)
+    chosen, joint = choose_blocks(measured, base, limit, forced, check)
     reasons = explain(measured, base, limit, chosen, forced)
     plan = Plan(
         ffncompress_version=__version__,
@@ -160,40 +165,46 @@ def _cut(sources: list[texts.Text], count: int, settings: PlanSettings, tokenize
     return torch.cat(rows), refs
 
 
+def joint_check(indices: list[int], base: Tensor, together: Tensor, limit: Limit) -> JointCheck:
+    """Whether blocks replaced together keep within the limit, with CONFIDENCE and not just on average.
+
+    Args:
+        indices: the blocks.
+        base: the original model's loss on each sequence.
+        together: the patched model's.
+        limit: how much perplexity may rise.
+    """
+    before, after = perplexity(base), perplexity(together)
+    rises = together - base
+    error = after * (rises.std() / len(rises) ** 0.5).item() if len(rises) > 1 else 0.0
+    within = limit.allows(before, after + CONFIDENCE * error)
+    return JointCheck(
+        blocks=sorted(indices), perplexity=after, delta=after - before, delta_error=error, within_limit=within
+    )
+
+
 def choose_blocks(
     measured: list[Swap],
     base: float,
     limit: Limit,
     forced: list[int] | None,
-    joint_perplexity: Callable[[list[int]], float],
+    check: Callable[[list[int]], JointCheck],
 ) -> tuple[list[int], list[JointCheck]]:
     """The most blocks, least harmful first, whose joint increase is within the limit.
 
     Dropping the most harmful one by one visits nested sets, so the last that passes is found by bisection.
     """
-    checks: list[JointCheck] = []
-
-    def check(indices: list[int]) -> bool:
-        value = joint_perplexity(sorted(indices))
-        passed = limit.allows(base, value)
-        checks.append(JointCheck(blocks=sorted(indices), perplexity=value, delta=value - base, within_limit=passed))
-        return passed
-
     if forced is not None:
-        check(forced)
-        return forced, checks
+        return forced, [check(forced)]
     by_harm = sorted(range(len(measured)), key=lambda i: measured[i].delta)
     candidates = [i for i in by_harm if limit.allows(base, base + measured[i].delta)]
-    if not candidates:
-        return [], checks
-    if check(candidates):
-        return sorted(candidates), checks
-    fits, fails = 1, len(candidates)  # one alone was measured already
+    checks: list[JointCheck] = []
+    fits, fails = 0, len(candidates) + 1
     while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if check(candidates[:middle]) else (fits, middle)
-    if fits == 1:
-        check(candidates[:1])
+        # all of them first: often nothing has to be dropped
+        middle = (fits + fails) // 2 if checks else len(candidates)
+        checks.append(check(candidates[:middle]))
+        fits, fails = (middle, fails) if checks[-1].within_limit else (fits, middle)
     return sorted(candidates[:fits]), checks
 
 
@@ -214,18 +225,19 @@ def explain(measured: list[Swap], base: float, limit: Limit, chosen: list[int], 
 
 
 def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int], joint: list[JointCheck]) -> str:
+    """The plan in a sentence; where nothing is safe, the nearest miss."""
     if chosen:
         final = next(c for c in reversed(joint) if c.blocks == chosen)
-        verdict = "within" if final.within_limit else "over"
+        verdict = "within" if final.within_limit else "OVER"
         return (
-            f"{len(chosen)} of {len(measured)} blocks replaced; together {final.delta:+.2f} perplexity "
-            f"({100 * final.delta / base:+.1f} %) on the choose text, {verdict} the limit of {limit}"
+            f"{len(chosen)} of {len(measured)} blocks replaced: {final.delta:+.2f} ±{final.delta_error:.2f} perplexity "
+            f"({100 * final.delta / base:+.1f} %) together, {verdict} the limit of {limit}"
         )
     nearest = min(range(len(measured)), key=lambda i: measured[i].delta)
     miss = measured[nearest]
     return (
         f"nothing is safe to replace within {limit}: the nearest miss is block {nearest}, alone "
-        f"{miss.delta:+.2f} perplexity ({100 * miss.delta / base:+.1f} %); "
+        f"{miss.delta:+.2f} ±{miss.delta_error:.2f} perplexity ({100 * miss.delta / base:+.1f} %); "
         "raise --max-delta, lower --budget, or force it with --blocks"
     )
 

@@ -23,7 +23,7 @@ PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class BaseRef(_Record):
@@ -110,6 +110,7 @@ class JointCheck(_Record):
     blocks: list[int]
     perplexity: float
     delta: float
+    delta_error: float
     within_limit: bool
 
 
@@ -153,8 +154,8 @@ class Plan(_Record):
         chosen = [b.index for b in self.replaced]
         return next((check for check in reversed(self.joint) if check.blocks == chosen), None)
 
-    def save(self, directory: str | Path, tensors: dict[str, Any], *, overwrite: bool = False) -> Path:
-        """Write the plan folder, whole or not at all."""
+    def save(self, directory: str | Path, tensors: dict[str, Any], *, overwrite: bool = False) -> Plan:
+        """Write the plan folder, whole or not at all; returns the plan as it was written."""
         from safetensors.torch import save_file
 
         from ffncompress.figures import draw_profile
@@ -164,7 +165,7 @@ class Plan(_Record):
             plan = self.model_copy(update={"tensors_sha256": _sha256(stage / TENSOR_FILE)})
             (stage / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
             draw_profile(plan, stage / FIGURE_FILE)
-        return Path(directory)
+        return plan
 
     @classmethod
     def load(cls, directory: str | Path) -> Plan:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Perplexities(_Record):

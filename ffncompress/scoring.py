@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.calibration import BlockMoments
 from ffncompress.errors import BudgetError
-from ffncompress.forecast import predicted_delta
+from ffncompress.forecast import delta_perplexity
 from ffncompress.models import Block
 from ffncompress.modules import build, matrix_weights
 from ffncompress.plans import Option, Scores, Swap
@@ -111,7 +110,7 @@ def score_swap(
         base: the perplexity that a rise is carried over to.
     """
     kind, rank = size
-    deltas = {name: base * math.expm1(min(rise.mean().item(), 700.0)) for name, rise in rises.items()}
+    deltas = {name: delta_perplexity(base, rise.mean().item()) for name, rise in rises.items()}
     best = min(deltas, key=deltas.__getitem__)
     spread = (rises[best].std() / len(rises[best]) ** 0.5).item() if len(rises[best]) > 1 else 0.0
     weights = matrix_weights(kind, block.d_in, block.d_out, rank)
@@ -121,7 +120,7 @@ def score_swap(
         weighting=best,  # type: ignore[arg-type]
         parameters=weights + block.d_out,
         ratio=block.matrix_weights / weights,
-        predicted_delta=predicted_delta(base, losses[best][rank].item()),
+        predicted_delta=delta_perplexity(base, losses[best][rank].item()),
         delta=deltas[best],
         delta_error=(base + deltas[best]) * spread,
         deltas=deltas,
@@ -143,7 +142,7 @@ def score_options(
                 rank=rank,
                 parameters=matrix_weights(this, block.d_in, block.d_out, rank) + block.d_out,
                 r2=fitted.r2_by_rank[rank].item(),
-                predicted_delta=predicted_delta(base, min(loss[rank].item() for loss in losses.values())),
+                predicted_delta=delta_perplexity(base, min(loss[rank].item() for loss in losses.values())),
             )
         )
     return options

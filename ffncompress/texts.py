@@ -176,7 +176,7 @@ def _in_order(documents: Sequence[str], shares: dict[str, float]) -> dict[str, l
         while queue and at < border:
             document = queue.pop()
             room = border - at
-            if len(document) > room and len(document) > _CHUNK:
+            if len(document) > room and (len(documents) == 1 or len(document) > _CHUNK):
                 cut = document.rfind("\n", 0, room) + 1 or room
                 queue.append(document[cut:])
                 document = document[:cut]
@@ -291,7 +291,6 @@ def _hub(source: str) -> list[str]:
     name, config, split, field = fields
     import datasets
 
-    datasets.disable_progress_bars()
     try:
         rows = datasets.load_dataset(name, config or None, split=split)
         return [value or "" for value in rows[field]]

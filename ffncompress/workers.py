@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,6 +21,13 @@ class Track(Protocol):
 def silent(items: Sequence[T], _description: str, /) -> Iterable[T]:
     """The progress bar of a library call: none."""
     return items
+
+
+@contextmanager
+def stage(track: Track, description: str) -> Iterator[None]:
+    """A loop of one: for work whose length is not known beforehand."""
+    for _ in track((None,), description):
+        yield
 
 
 class Workers:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,8 @@ from ffncompress import Plan, api
 from ffncompress.errors import BudgetError, FfncompressError, TextError
 from ffncompress.models import find_blocks
 from ffncompress.modules import build
-from ffncompress.planner import choose_blocks, explain, summarise
-from ffncompress.plans import Swap
+from ffncompress.planner import choose_blocks, explain, joint_check, summarise
+from ffncompress.plans import JointCheck, Swap
 from ffncompress.scoring import option_within
 from ffncompress.settings import Budget, Limit, parse_blocks
 
@@ -28,6 +30,11 @@ def swap(delta: float) -> Swap:
         kind="dense", rank=4, weighting="plain", parameters=1, ratio=8.0, predicted_delta=delta, delta=delta,
         delta_error=0.0, deltas={"plain": delta},
     )  # fmt: skip
+
+
+def joint(indices: list[int], delta: float, limit: Limit) -> JointCheck:
+    within = limit.allows(100, 100 + delta)
+    return JointCheck(blocks=sorted(indices), perplexity=100 + delta, delta=delta, delta_error=0.0, within_limit=within)
 
 
 def test_eight_times_is_the_dense_map_of_a_4x_ffn() -> None:
@@ -82,29 +89,43 @@ def test_the_largest_safe_set_in_order_of_harm(deltas: list[float], limit: float
     """With harms that add, bisection ends where dropping one by one would."""
     measured = [swap(d) for d in deltas]
 
-    def joint(indices: list[int]) -> float:
-        return 100 + sum(deltas[i] for i in indices)
+    def check(indices: list[int]) -> JointCheck:
+        return joint(indices, sum(deltas[i] for i in indices), Limit(limit, False))
 
-    chosen, checks = choose_blocks(measured, 100.0, Limit(limit, False), None, joint)
+    chosen, checks = choose_blocks(measured, 100.0, Limit(limit, False), None, check)
     keep = sorted(range(len(deltas)), key=lambda i: deltas[i])
     keep = [i for i in keep if deltas[i] <= limit]
-    while keep and 100 + sum(deltas[i] for i in keep) - 100 > limit:
+    while keep and not Limit(limit, False).allows(100, 100 + sum(deltas[i] for i in keep)):
         keep.pop()
     assert chosen == sorted(keep)
     if chosen:
         assert any(c.blocks == chosen and c.within_limit for c in checks)
 
 
+def test_the_joint_check_wants_confidence() -> None:
+    """A rise that is within the limit only on average does not pass."""
+    base = torch.full((16,), 3.0, dtype=torch.float64)
+    steady = base + 0.04
+    wild = steady + torch.tensor([0.3, -0.3] * 8, dtype=torch.float64)
+    limit = Limit.parse("5%")
+    assert joint_check([1, 0], base, steady, limit).within_limit
+    shaky = joint_check([0, 1], base, wild, limit)
+    assert not shaky.within_limit
+    assert shaky.blocks == [0, 1]
+    assert shaky.delta == pytest.approx(math.exp(3.04) - math.exp(3))
+    assert shaky.delta_error == pytest.approx(math.exp(3.04) * wild.std().item() / 4)
+
+
 def test_a_deadly_block_is_never_a_candidate_and_reasons_are_given() -> None:
     measured = [swap(0.5), swap(80.0), swap(0.7)]
     limit = Limit(1.0, False)
-    chosen, joint = choose_blocks(measured, 40.0, limit, None, lambda b: 40 + 0.6 * len(b))
+    chosen, checks = choose_blocks(measured, 40.0, limit, None, lambda b: joint(b, 0.6 * len(b), limit))
     assert chosen == [0]
     reasons = explain(measured, 40.0, limit, chosen, None)
     assert reasons[0].startswith("replaced: alone +0.50 ppl (+1.2 %)")
     assert "over 1" in reasons[1]
     assert "too much together" in reasons[2]
-    assert "1 of 3 blocks" in summarise(measured, 40.0, limit, chosen, joint)
+    assert "1 of 3 blocks" in summarise(measured, 40.0, limit, chosen, checks)
 
 
 def test_a_plan_reads_back_as_it_was_and_explains_itself(demo_plan: Path) -> None:
@@ -128,7 +149,7 @@ def test_a_plan_reads_back_as_it_was_and_explains_itself(demo_plan: Path) -> Non
 
 def test_texts_that_are_too_short(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
-    file.write_text("a few words. " * 400)
+    file.write_text("".join(f"line {i} of a few words\n" for i in range(100)))
     with pytest.raises(TextError, match="are too few for FFNs 128 wide: at least 512"):
         api.plan("demo", tmp_path / "plan", data=[str(file)])
     assert not (tmp_path / "plan").exists()

@@ -45,15 +45,27 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @cli.command()
 @click.argument("model")
 @click.option("-o", "--output", metavar="FOLDER", help="The plan folder.  [default: MODEL's name + -plan]")
-@click.option("--budget", default="8x", show_default=True, help="A replaced FFN keeps at most 1/8 of its weights.")
-@click.option("--max-delta", default="5%", show_default=True, help="Perplexity may rise by so much, all together.")
+@click.option(
+    "--budget",
+    default="8x",
+    metavar="FACTOR",
+    show_default=True,
+    help="A replaced FFN keeps at most 1/8 of its weights.",
+)
+@click.option(
+    "--max-delta",
+    default="5%",
+    metavar="LIMIT",
+    show_default=True,
+    help="Perplexity may rise by so much, all together.",
+)
 @click.option("--blocks", metavar="LIST", help="Replace just these, safe or not: 0,3,7-9.")
-@click.option("--data", multiple=True, metavar="TEXT", help="Calibration text; may be repeated. See below.")
+@click.option("--data", multiple=True, metavar="TEXT", help="Calibration text; may be repeated; see above.")
 @click.option("--choose-data", multiple=True, metavar="TEXT", help="Choose on this; all of --data is fitted on.")
 @click.option("--tokens", type=int, default=30_720, show_default=True, help="Tokens in all; a quarter is held out.")
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
-@click.option("--revision", help="The Hub revision of MODEL.")
+@click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with MODEL.")
 @_device_options
 @_overwrite
@@ -62,7 +74,7 @@ def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
 ) -> None:  # fmt: skip
-    """Score every FFN block of MODEL, choose what to replace, and write a plan folder.
+    """Score every FFN of MODEL and choose what to replace.
 
     MODEL is a Hub id, a model folder, a .gguf file, or "demo" for the embedded model.
 
@@ -89,11 +101,13 @@ def plan(
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="The checkpoint folder.")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
 @click.option("--dtype", type=_DTYPES, default="auto", help="Storage dtype; auto keeps the base's.")
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Split the weights above this size.")
+@click.option(
+    "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
+)
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @_overwrite
 def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **settings: Any) -> None:
-    """Install PLAN's replacements in its base model and save the slimmed checkpoint.
+    """Install PLAN's replacements and save the slimmed model.
 
     Needs no calibration data. The folder is reloaded and compared before it is put in place, and loads with plain
     AutoModelForCausalLM.from_pretrained wherever ffncompress is installed.
@@ -111,12 +125,18 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
 @click.argument("folder", metavar="OUT")
 @click.option("--data", metavar="TEXT", help="Text to report on.  [default: the part that the plan left alone]")
 @click.option("--also", multiple=True, metavar="TEXT", help="Out-of-domain text to report too; may be repeated.")
-@click.option("--max-delta", default="5%", show_default=True, help="The gate: 5% of the base's perplexity, or 1.0.")
+@click.option(
+    "--max-delta",
+    default="5%",
+    metavar="LIMIT",
+    show_default=True,
+    help="The gate: 5% of the base's perplexity, or 1.0.",
+)
 @click.option("--context", type=int, help="Context length.  [default: 512, or the model's own if shorter]")
 @click.option("--tokens", type=int, default=16_384, show_default=True, help="Tokens of each text.")
 @click.option("--batch-size", type=int, default=4, show_default=True)
 @click.option("--repeats", type=int, default=3, show_default=True, help="Interleaved timings of each model.")
-@click.option("--prompt", help="What both models continue.  [default: the text's beginning]")
+@click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
 @_device_options
 @_json
@@ -124,9 +144,9 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, json_file: str | None, junit: str | None, **settings: Any
 ) -> int:
-    """lm-eval perplexity of the slimmed checkpoint OUT and of its base, and a verdict.
+    """Perplexity of OUT and of its base, and a verdict.
 
-    Exit code 0: within the limit. 1: the gate failed. 2: bad input.
+    The perplexity is lm-eval's. Exit code 0: within the limit. 1: the gate failed. 2: bad input.
 
     TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
     """
@@ -147,9 +167,9 @@ def evaluate(
 @click.argument("repo", metavar="USER/REPO")
 @click.option("--private", is_flag=True, help="Create the repository private.")
 @click.option("--force", is_flag=True, help="Push without a passing gate.")
-@click.option("--message", default="Upload a model slimmed by ffncompress", help="The commit message.")
+@click.option("--message", metavar="WORDS", default="Upload a model slimmed by ffncompress", help="The commit message.")
 def push(folder: str, repo: str, **settings: Any) -> None:
-    """Write the model card of OUT and upload the folder to the Hub.
+    """Write the model card of OUT and upload it to the Hub.
 
     Refuses unless the gate passed on these weights. The token is huggingface_hub's own: hf auth login, or HF_TOKEN.
     """
@@ -168,7 +188,7 @@ def push(folder: str, repo: str, **settings: Any) -> None:
 @_json
 @click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
 def run(recipe: str, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
-    """Plan, apply, eval and, where the recipe says so, push: all from one file."""
+    """Plan, apply, eval and push, all from one file."""
     return _run(Path(recipe), output, overwrite, json_file, junit)
 
 
@@ -177,7 +197,7 @@ def run(recipe: str, output: str | None, overwrite: bool, json_file: str | None,
 @_json
 @click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
 def demo(output: str, json_file: str | None, junit: str | None) -> int:
-    """The whole pipeline on the embedded model, offline, in under two minutes."""
+    """All of it on the embedded model, offline."""
     recipe = Path(str(files("ffncompress") / "demo" / "recipe.yaml"))
     return _run(recipe, output, True, json_file, junit)
 
@@ -202,7 +222,7 @@ def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | Non
 @click.argument("folder", metavar="PLAN-or-OUT")
 @_json
 def show(folder: str, json_file: str | None) -> None:
-    """What a plan or a slimmed checkpoint is, and why each block was treated so."""
+    """What a plan or a slimmed model is, and why."""
     from ffncompress import artifact
     from ffncompress.cli import console
     from ffncompress.plans import Plan

@@ -65,6 +65,15 @@ def status(description: str) -> Iterator[None]:
         yield
 
 
+def _table(*columns: str) -> Table:
+    """A bare table; a column named "x:text" is set left, the others are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for column in columns:
+        name, _, kind = column.partition(":")
+        table.add_column(name, justify="left" if kind else "right", no_wrap=True)
+    return table
+
+
 def say(text: str, *, to_stderr: bool = False) -> None:
     _console(to_stderr).print(Text(text))
 
@@ -85,9 +94,9 @@ def print_stage(made: Any, *, to_stderr: bool = False) -> None:
 def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) -> None:
     """The blocks of a plan at a glance; with reasons, why each was treated so."""
     console = _console(to_stderr)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for name in ("block", "R2_lin", "median", "ranks i/o/m", "cond", "predicted", "swap dPPL", "fit", "option", ""):
-        table.add_column(name, justify="left" if name in ("fit", "option", "") else "right", no_wrap=True)
+    table = _table(
+        "block", "R2_lin", "median", "ranks i/o/m", "cond", "predicted", "swap dPPL", "fit:text", "option:text", ":text"
+    )
     for block in plan.blocks:
         scores, swap = block.scores, block.swap
         option = "dense" if swap.kind == "dense" else f"rank {swap.rank}"
@@ -151,9 +160,7 @@ def print_artifact(folder: str | Path) -> None:
 def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     """Perplexities, sizes, speed, a continuation of both, and the verdict."""
     console = _console(to_stderr)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for name in ("text", "perplexity", "base", "slimmed", "change", ""):
-        table.add_column(name, justify="left" if name in ("text", "perplexity") else "right")
+    table = _table("perplexity:text", "base", "slimmed", "change", "")
     for text in (result.main, *result.also):
         for row in _perplexity_rows(text):
             table.add_row(*row)
@@ -183,20 +190,13 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
 
 
 def _perplexity_rows(text: TextResult) -> Iterator[tuple[str, ...]]:
-    label = f"{Path(text.text).name} ({text.part}), context {text.context}"
-    label += f", {text.tokens:,} tokens" if text.tokens else ""
+    tokens = f"{text.tokens:,} tokens, " if text.tokens else ""
+    yield (f"{Path(text.text).name} ({text.part}): {tokens}context {text.context}",)
     for unit in ("token", "word", "byte"):
         before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
         if before is not None and after is not None:
-            yield (
-                label,
-                unit,
-                f"{before:.3f}",
-                f"{after:.3f}",
-                f"{after - before:+.3f}",
-                f"{100 * (after / before - 1):+.2f} %",
-            )
-            label = ""
+            change = f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
+            yield f"  {unit}", f"{before:.3f}", f"{after:.3f}", *change
 
 
 def _delta(value: float) -> str:

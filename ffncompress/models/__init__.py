@@ -1,7 +1,7 @@
 """Models: where they come from, and where their FFNs live."""
 
 from ffncompress.models.families import Block, Layout, count_parameters, find_blocks, set_module, supported
-from ffncompress.models.loading import EMBEDDED, ModelSource, find_model, load_model, load_tokenizer
+from ffncompress.models.loading import EMBEDDED, ModelSource, find_model, load_model, load_tokenizer, quiet_bars
 
 __all__ = [
     "EMBEDDED",
@@ -13,6 +13,7 @@ __all__ = [
     "find_model",
     "load_model",
     "load_tokenizer",
+    "quiet_bars",
     "set_module",
     "supported",
 ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,7 @@ class ModelSource:
     trust_remote_code: bool = False
 
     def weight_files(self) -> list[Path]:
-        pattern = self.gguf_file or "*.safetensors"
-        return sorted(self.directory.glob(pattern))
+        return [self.directory / self.gguf_file] if self.gguf_file else sorted(self.directory.glob("*.safetensors"))
 
     def fingerprint(self) -> str:
         """sha256 over the weight files: what makes a plan this model's plan."""
@@ -76,12 +78,15 @@ def find_model(
 def load_model(source: ModelSource, *, dtype: str = "auto", device_map: Any = None) -> Any:
     """The model in evaluation mode. "auto" keeps the dtype that the weights are stored in."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     if dtype not in _DTYPES:
         raise ModelError(f"{dtype}: unknown dtype; one of {', '.join(_DTYPES)}")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "device_map": device_map}
     if source.gguf_file:
+        if find_spec("gguf") is None:
+            raise ModelError("reading a .gguf file needs the gguf package; install it: pip install 'ffncompress[gguf]'")
         from transformers import GgufConfig
 
         options |= {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -90,8 +95,9 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: Any = No
     else:
         options |= {"use_safetensors": True, "trust_remote_code": source.trust_remote_code}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source.directory, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        with quiet_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(source.directory, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"{source.name}: not loadable as a causal language model: {_first_line(error)}") from error
     if source.gguf_file:
         model.is_quantized, model.hf_quantizer = False, None
@@ -109,6 +115,20 @@ def load_tokenizer(source: ModelSource) -> Any:
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """transformers' own bars off for a while: whoever calls us shows how far it is."""
+    from transformers.utils import logging
+
+    was = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was:
+            logging.enable_progress_bar()
 
 
 def _snapshot(name: str, revision: str | None, local_only: bool) -> Path:
