@@ -39,7 +39,7 @@ class BlockMoments:
         def zeros(full_yy: bool) -> Moments:
             return Moments.zeros(block.d_in, block.d_out, full_yy=full_yy, device=device)
 
-        return cls(zeros(True), zeros(False), zeros(False), zeros(False))
+        return cls(fit=zeros(False), held_out=zeros(True), fit_weighted=zeros(False), held_out_weighted=zeros(False))
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
         return (self.held_out, self.held_out_weighted) if held_out else (self.fit, self.fit_weighted)

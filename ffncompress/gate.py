@@ -19,14 +19,13 @@ from ffncompress import __version__, texts
 from ffncompress.artifact import GATE_FILE, META, base_source, load, read_origin, read_plan
 from ffncompress.errors import FfncompressError, TextError
 from ffncompress.lm import STOCK_TASK, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
-from ffncompress.models import ModelSource, count_parameters, find_model, load_model, load_tokenizer
+from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.plans import Plan
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
 from ffncompress.staging import write_file
 from ffncompress.workers import Track, Workers, silent, stage
 
-DEFAULT_CONTEXT = 512
 NEW_TOKENS = 24
 
 
@@ -49,11 +48,11 @@ def run_gate(
     origin, plan = read_origin(directory), read_plan(directory)
     base_at, slim_at = base_source(plan, model_name), find_model(str(directory))
     workers = Workers(settings.device)
-    dtype = "float32" if settings.dtype == "auto" and workers.device.type == "cpu" else settings.dtype
+    dtype = workers.dtype(settings.dtype)
     with stage(track, "loading both models and the text"):
         tokenizer = load_tokenizer(slim_at)
         slimmed = load(directory, dtype=dtype, device_map={"": workers.device})
-        context = _context(slimmed, settings)
+        context = context_of(slimmed, settings.context)
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
@@ -91,13 +90,6 @@ def run_gate(
     )
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
     return result
-
-
-def _context(model: Any, settings: EvalSettings) -> int:
-    longest = getattr(model.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
-    if settings.context and settings.context > longest:
-        raise TextError(f"a context of {settings.context} is more than the model's {longest}; lower --context")
-    return settings.context or min(DEFAULT_CONTEXT, longest)
 
 
 def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:

@@ -18,9 +18,18 @@ from ffncompress import __version__, texts
 from ffncompress.calibration import check_enough_rows, collect_moments
 from ffncompress.errors import TextError
 from ffncompress.forecast import predict_losses
-from ffncompress.models import Block, ModelSource, count_parameters, find_blocks, find_model, load_model, load_tokenizer
+from ffncompress.models import (
+    Block,
+    ModelSource,
+    context_of,
+    count_parameters,
+    find_blocks,
+    find_model,
+    load_model,
+    load_tokenizer,
+)
 from ffncompress.patcher import patched_with
-from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Plan, Swap, TextRef
+from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap, TextRef
 from ffncompress.scoring import (
     PLAIN,
     fit_block,
@@ -38,6 +47,7 @@ from ffncompress.workers import Track, Workers, silent, stage
 
 CONFIDENCE = 1.645  # standard errors: one-sided 95 %
 CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
+VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
 SWAP_TOKENS = 4096  # of the choose text, for what is done block by block; the joint check takes all of it
 
 
@@ -47,8 +57,20 @@ class Corpus:
 
     fit: Tensor
     choose: Tensor
+    verify: Tensor  # of the choose text too, at the gate's context
     fit_text: list[TextRef]
     choose_text: list[TextRef]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the passes over the model gave, block by block."""
+
+    base: float  # perplexity
+    scores: list[Scores]
+    options: list[list[Option]]
+    swaps: list[Swap]
+    modules: list[nn.Module]  # the better stand-in of each
 
 
 def make_plan(
@@ -68,22 +90,65 @@ def make_plan(
     budget, limit = Budget.parse(settings.budget), Limit.parse(settings.max_delta)
     source = find_model(model_name, revision=revision, trust_remote_code=trust_remote_code)
     workers = workers or Workers(settings.device)
-    # float32 is the CPU's own; a GPU keeps what the weights are stored in
-    dtype = "float32" if settings.dtype == "auto" and workers.device.type == "cpu" else settings.dtype
     with stage(track, f"loading {source.name}"):
+        dtype = workers.dtype(settings.dtype)
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
     blocks = find_blocks(model)
     forced = parse_blocks(settings.blocks, len(blocks)) if settings.blocks else None
     sizes = [option_within(block, budget) for block in blocks]
     with stage(track, "reading text"):
-        corpus = gather_text(source, settings, tokenizer)
+        corpus = gather_text(source, settings, tokenizer, context_of(model, settings.context))
     check_enough_rows(blocks, corpus.fit.numel())
 
+    found = measure_blocks(model, blocks, sizes, corpus, settings, workers, track)
+    check = verifier(model, blocks, found.modules, corpus.verify, limit, workers, track)
+    chosen, joint = choose_blocks(found.swaps, found.base, limit, forced, check)
+    reasons = explain(found.swaps, found.base, limit, chosen, forced)
+    plan = Plan(
+        ffncompress_version=__version__,
+        base=_base_ref(source, model, blocks),
+        settings=settings,
+        fit_text=corpus.fit_text,
+        choose_text=corpus.choose_text,
+        base_perplexity=found.base,
+        blocks=[
+            BlockPlan(
+                index=i,
+                path=block.path,
+                parameters=block.parameters,
+                d_in=block.d_in,
+                d_inner=block.d_inner,
+                d_out=block.d_out,
+                scores=found.scores[i],
+                options=found.options[i],
+                swap=found.swaps[i],
+                replace=i in chosen,
+                reason=reasons[i],
+            )
+            for i, block in enumerate(blocks)
+        ],
+        joint=joint,
+        summary=summarise(found.swaps, found.base, limit, chosen, joint),
+        tensors_sha256="",
+    )
+    return plan, tensors_of({i: found.modules[i] for i in chosen})
+
+
+def measure_blocks(
+    model: Any,
+    blocks: list[Block],
+    sizes: list[tuple[str, int]],
+    corpus: Corpus,
+    settings: PlanSettings,
+    workers: Workers,
+    track: Track,
+) -> Measured:
+    """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
     moments = collect_moments(model, blocks, corpus.fit, corpus.choose, workers, track)
     fitted = [fit_block(each) for each in track(moments, "fitting maps")]
     plain = [each.maps[PLAIN] for each in fitted]
-    base_losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)
-    base = perplexity(base_losses)
+    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)
+    base = perplexity(losses)
     some = corpus.choose[: max(1, SWAP_TOKENS // settings.seq_len)]
     predicted = predict_losses(model, blocks, [each.maps for each in fitted], some, workers, settings.seed, track)
     variants = [
@@ -91,49 +156,42 @@ def make_plan(
         for block, size, fit, losses in zip(blocks, sizes, fitted, predicted, strict=True)
     ]
     rises = measure_swaps(model, blocks, variants, some, workers, track)
-    measured = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in range(len(blocks))]
-    modules = {block.index: variants[i][measured[i].weighting] for i, block in enumerate(blocks)}
+    all_ = range(len(blocks))
+    swaps = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in all_]
+    return Measured(
+        base=base,
+        scores=[score_block(moments[i], fitted[i], errors[i]) for i in all_],
+        options=[score_options(blocks[i], sizes[i], fitted[i], predicted[i], base) for i in all_],
+        swaps=swaps,
+        modules=[variants[i][swaps[i].weighting] for i in all_],
+    )
+
+
+def verifier(
+    model: Any,
+    blocks: list[Block],
+    modules: list[nn.Module],
+    windows: Tensor,
+    limit: Limit,
+    workers: Workers,
+    track: Track,
+) -> Callable[[list[int]], JointCheck]:
+    """A function that replaces some blocks together and checks them, at the context that the gate will use.
+
+    Perplexity rises more at a longer context, where the base has more to lose: what passes at 128 tokens may fail
+    at 512.
+    """
+    base = sequence_losses(model, windows, workers, track, "measuring the base at the gate's context")
 
     def check(indices: list[int]) -> JointCheck:
         with patched_with(model, {blocks[i].path: modules[i] for i in indices}):
-            label = f"verifying {len(indices)} together"
-            return joint_check(
-                indices, base_losses, sequence_losses(model, corpus.choose, workers, track, label), limit
-            )
+            together = sequence_losses(model, windows, workers, track, f"verifying {len(indices)} together")
+        return joint_check(indices, base, together, windows.shape[1], limit)
 
-    chosen, joint = choose_blocks(measured, base, limit, forced, check)
-    reasons = explain(measured, base, limit, chosen, forced)
-    plan = Plan(
-        ffncompress_version=__version__,
-        base=_base_ref(source, model, blocks),
-        settings=settings,
-        fit_text=corpus.fit_text,
-        choose_text=corpus.choose_text,
-        base_perplexity=base,
-        blocks=[
-            BlockPlan(
-                index=block.index,
-                path=block.path,
-                parameters=block.parameters,
-                d_in=block.d_in,
-                d_inner=block.d_inner,
-                d_out=block.d_out,
-                scores=score_block(moments[i], fitted[i], errors[i]),
-                options=score_options(block, sizes[i], fitted[i], predicted[i], base),
-                swap=measured[i],
-                replace=i in chosen,
-                reason=reasons[i],
-            )
-            for i, block in enumerate(blocks)
-        ],
-        joint=joint,
-        summary=summarise(measured, base, limit, chosen, joint),
-        tensors_sha256="",
-    )
-    return plan, tensors_of({i: modules[i] for i in chosen})
+    return check
 
 
-def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any) -> Corpus:
+def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, context: int) -> Corpus:
     """Fit and choose windows from disjoint text; the part called report is left for the gate."""
     data = settings.data or ["wikitext" if source.is_hub else texts.PYTHON_DOCS]
     if settings.choose_data:
@@ -144,20 +202,26 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any) -> 
         fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
     choose_windows = max(1, round(settings.tokens * CHOOSE_SHARE / settings.seq_len))
     fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
-    fit_rows, fit_refs = _cut(fit, fit_windows, settings, tokenizer)
-    choose_rows, choose_refs = _cut(choose, choose_windows, settings, tokenizer)
-    return Corpus(fit_rows, choose_rows, fit_refs, choose_refs)
+    fit_rows, fit_refs = _cut(fit, fit_windows, settings.seq_len, settings.seed, tokenizer)
+    choose_rows, choose_refs = _cut(choose, choose_windows, settings.seq_len, settings.seed, tokenizer)
+    share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
+    verify_rows = torch.cat(
+        [texts.windows(text, tokenizer, length=context, count=share, seed=settings.seed) for text in choose]
+    )
+    if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
+        verify_rows = choose_rows
+    return Corpus(fit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
 
 
-def _cut(sources: list[texts.Text], count: int, settings: PlanSettings, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
+def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
     """About the same number of windows from each text."""
     rows, refs = [], []
     for i, text in enumerate(sources):
         share = count // len(sources) + (i < count % len(sources))
-        own = texts.windows(text, tokenizer, length=settings.seq_len, count=share, seed=settings.seed)
+        own = texts.windows(text, tokenizer, length=length, count=share, seed=seed)
         if not len(own):
             raise TextError(
-                f"{text.source}: its {text.part} part is shorter than one window of {settings.seq_len} tokens; "
+                f"{text.source}: its {text.part} part is shorter than one window of {length} tokens; "
                 "give a longer text, or lower --seq-len"
             )
         rows.append(own)
@@ -165,13 +229,14 @@ def _cut(sources: list[texts.Text], count: int, settings: PlanSettings, tokenize
     return torch.cat(rows), refs
 
 
-def joint_check(indices: list[int], base: Tensor, together: Tensor, limit: Limit) -> JointCheck:
+def joint_check(indices: list[int], base: Tensor, together: Tensor, context: int, limit: Limit) -> JointCheck:
     """Whether blocks replaced together keep within the limit, with CONFIDENCE and not just on average.
 
     Args:
         indices: the blocks.
         base: the original model's loss on each sequence.
         together: the patched model's.
+        context: the length of a sequence.
         limit: how much perplexity may rise.
     """
     before, after = perplexity(base), perplexity(together)
@@ -179,8 +244,9 @@ def joint_check(indices: list[int], base: Tensor, together: Tensor, limit: Limit
     error = after * (rises.std() / len(rises) ** 0.5).item() if len(rises) > 1 else 0.0
     within = limit.allows(before, after + CONFIDENCE * error)
     return JointCheck(
-        blocks=sorted(indices), perplexity=after, delta=after - before, delta_error=error, within_limit=within
-    )
+        blocks=sorted(indices), context=context, base_perplexity=before, perplexity=after, delta=after - before,
+        delta_error=error, within_limit=within,
+    )  # fmt: skip
 
 
 def choose_blocks(
@@ -231,7 +297,7 @@ def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int]
         verdict = "within" if final.within_limit else "OVER"
         return (
             f"{len(chosen)} of {len(measured)} blocks replaced: {final.delta:+.2f} ±{final.delta_error:.2f} perplexity "
-            f"({100 * final.delta / base:+.1f} %) together, {verdict} the limit of {limit}"
+            f"({100 * final.delta / final.base_perplexity:+.1f} %) together, {verdict} the limit of {limit}"
         )
     nearest = min(range(len(measured)), key=lambda i: measured[i].delta)
     miss = measured[nearest]

@@ -108,6 +108,8 @@ class JointCheck(_Record):
     """Several blocks replaced together: the perplexity on the choose text."""
 
     blocks: list[int]
+    context: int
+    base_perplexity: float
     perplexity: float
     delta: float
     delta_error: float

@@ -158,7 +158,7 @@ def score_block(moments: BlockMoments, fitted: Fitted, errors: SequenceErrors) -
         r2_lin_error=recovery.r2_interval(errors.squared_errors, errors.rows, errors.sums, errors.squares),
         r2_median_feature=recovery.median_feature_r2(plain, moments.held_out),
         effective_rank_input=recovery.effective_rank(inputs),
-        effective_rank_output=recovery.effective_rank(recovery.spectrum_of(moments.fit.covariance_y())),
+        effective_rank_output=recovery.effective_rank(recovery.spectrum_of(moments.held_out.covariance_y())),
         effective_rank_map=recovery.effective_rank(plain.energies),
         condition_number=recovery.condition_number(inputs),
         ridge=plain.ridge,

@@ -101,6 +101,7 @@ class PlanSettings(_Settings):
     choose_data: list[str] = []
     tokens: int = Field(30_720, ge=256)
     seq_len: int = Field(128, ge=8)
+    context: int | None = Field(None, ge=16)
     seed: int = 0
     dtype: Dtype = "auto"
     device: str = "auto"

@@ -36,7 +36,7 @@ PYTHON_DOCS = "python-docs"
 FIT, CHOOSE, REPORT = "fit", "choose", "report"
 SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}
 HALVES = {CHOOSE: 0.5, REPORT: 0.5}  # of a text given for choosing alone
-_CHUNK = 8192  # characters tokenised at a time: enough for many windows, little to throw away
+_BITE = 8192  # characters tokenised at a time: enough for many windows, little to throw away
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def windows(text: Text, tokenizer: Any, *, length: int, count: int | None = None
     start = opening_tokens(tokenizer)
     body = length - len(start)
     rows: list[list[int]] = []
-    for piece in _pieces(text, seed):
+    for piece in _pieces(text, seed, max(_BITE, 32 * length)):
         ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
         rows += [start + ids[i : i + body] for i in range(0, len(ids) - body + 1, body)]
         if count is not None and len(rows) >= count:
@@ -140,8 +140,8 @@ def opening_tokens(tokenizer: Any) -> list[int]:
     return []
 
 
-def _pieces(text: Text, seed: int | None) -> Iterator[str]:
-    """The text in bites, so that a large corpus is tokenised only as far as it is needed.
+def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
+    """The text in bites of about `size` characters, so that a large corpus is tokenised only as far as it is needed.
 
     In its own order (seed None) it is one piece, and the windows tile it exactly.
     """
@@ -152,8 +152,8 @@ def _pieces(text: Text, seed: int | None) -> Iterator[str]:
     buffer = ""
     for document in text.documents:
         buffer = f"{buffer}\n\n{document}" if buffer else document
-        while len(buffer) >= _CHUNK:
-            at = buffer.rfind("\n", 1, _CHUNK) + 1 or _CHUNK
+        while len(buffer) >= size:
+            at = buffer.rfind("\n", 1, size) + 1 or size
             bites.append(buffer[:at])
             buffer = buffer[at:]
     if buffer:
@@ -176,7 +176,7 @@ def _in_order(documents: Sequence[str], shares: dict[str, float]) -> dict[str, l
         while queue and at < border:
             document = queue.pop()
             room = border - at
-            if len(document) > room and (len(documents) == 1 or len(document) > _CHUNK):
+            if len(document) > room and (len(documents) == 1 or len(document) > _BITE):
                 cut = document.rfind("\n", 0, room) + 1 or room
                 queue.append(document[cut:])
                 document = document[:cut]

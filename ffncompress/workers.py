@@ -56,6 +56,10 @@ class Workers:
         """Alone on GPUs, accelerate spreads the model over them; otherwise each process holds it whole."""
         return "auto" if self.count == 1 and self.device.type == "cuda" else {"": self.device}
 
+    def dtype(self, asked: str) -> str:
+        """What to compute in: on a CPU float32 is the fast and safe one, a GPU keeps what the weights are stored in."""
+        return "float32" if asked == "auto" and self.device.type == "cpu" else asked
+
     def share(self, count: int) -> Tensor:
         """The indices out of `count` that are this process's to do."""
         return torch.arange(self._accelerator.process_index, count, self.count)

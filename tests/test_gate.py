@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ffncompress import api, gate, load, texts
-from ffncompress.errors import ArtifactError, TextError
+from ffncompress.errors import ArtifactError, ModelError, TextError
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_text_of_the_plan_is_never_reported_on(slim: Path, tmp_path: Path) -
 def test_bad_input(slim: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="not made by ffncompress apply"):
         api.evaluate(tmp_path)
-    with pytest.raises(TextError, match="more than the model's 256"):
+    with pytest.raises(ModelError, match="more than the model's 256"):
         api.evaluate(slim, context=1000)
     with pytest.raises(TextError, match="no such text"):
         api.evaluate(slim, data="nowhere.txt")

@@ -34,7 +34,10 @@ def swap(delta: float) -> Swap:
 
 def joint(indices: list[int], delta: float, limit: Limit) -> JointCheck:
     within = limit.allows(100, 100 + delta)
-    return JointCheck(blocks=sorted(indices), perplexity=100 + delta, delta=delta, delta_error=0.0, within_limit=within)
+    return JointCheck(
+        blocks=sorted(indices), context=128, base_perplexity=100.0, perplexity=100 + delta, delta=delta,
+        delta_error=0.0, within_limit=within,
+    )  # fmt: skip
 
 
 def test_eight_times_is_the_dense_map_of_a_4x_ffn() -> None:
@@ -108,8 +111,8 @@ def test_the_joint_check_wants_confidence() -> None:
     steady = base + 0.04
     wild = steady + torch.tensor([0.3, -0.3] * 8, dtype=torch.float64)
     limit = Limit.parse("5%")
-    assert joint_check([1, 0], base, steady, limit).within_limit
-    shaky = joint_check([0, 1], base, wild, limit)
+    assert joint_check([1, 0], base, steady, 512, limit).within_limit
+    shaky = joint_check([0, 1], base, wild, 512, limit)
     assert not shaky.within_limit
     assert shaky.blocks == [0, 1]
     assert shaky.delta == pytest.approx(math.exp(3.04) - math.exp(3))

@@ -168,6 +168,15 @@ def test_moments_add(cut: int, seed: int, full: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-9)
 
 
+@pytest.mark.parametrize("width", [1, 100, 128, 300])
+def test_grams_of_any_width_are_whole_and_symmetric(width: int) -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(20, width, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
+    moments = Moments.of(x, x, weights)
+    torch.testing.assert_close(moments.xx, x.T @ (weights[:, None] * x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(moments.yy, moments.xy, rtol=1e-12, atol=1e-12)
+
+
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 1000), times=st.integers(2, 4))
 def test_a_weight_is_a_repetition(seed: int, times: int) -> None:

@@ -64,6 +64,7 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @click.option("--choose-data", multiple=True, metavar="TEXT", help="Choose on this; all of --data is fitted on.")
 @click.option("--tokens", type=int, default=30_720, show_default=True, help="Tokens in all; a quarter is held out.")
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
+@click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with MODEL.")

@@ -1,13 +1,22 @@
 """Models: where they come from, and where their FFNs live."""
 
 from ffncompress.models.families import Block, Layout, count_parameters, find_blocks, set_module, supported
-from ffncompress.models.loading import EMBEDDED, ModelSource, find_model, load_model, load_tokenizer, quiet_bars
+from ffncompress.models.loading import (
+    EMBEDDED,
+    ModelSource,
+    context_of,
+    find_model,
+    load_model,
+    load_tokenizer,
+    quiet_bars,
+)
 
 __all__ = [
     "EMBEDDED",
     "Block",
     "Layout",
     "ModelSource",
+    "context_of",
     "count_parameters",
     "find_blocks",
     "find_model",

@@ -15,6 +15,7 @@ from typing import Any
 from ffncompress.errors import ModelError
 
 EMBEDDED = "demo"
+DEFAULT_CONTEXT = 512
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -115,6 +116,18 @@ def load_tokenizer(source: ModelSource) -> Any:
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def context_of(model: Any, asked: int | None) -> int:
+    """The context length to measure perplexity at: as asked, or DEFAULT_CONTEXT where the model takes it.
+
+    Raises:
+        ModelError: it is more than the model takes.
+    """
+    longest = getattr(model.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    if asked and asked > longest:
+        raise ModelError(f"a context of {asked} is more than the model's {longest}; lower --context")
+    return asked or min(DEFAULT_CONTEXT, longest)
 
 
 @contextmanager
