@@ -43,7 +43,7 @@ def predict_losses(
     totals = [{name: torch.zeros(fit.max_rank + 1, dtype=torch.float64) for name, fit in each.items()} for each in maps]
     generator = torch.Generator().manual_seed(seed)
     for batch in track(own_batches(windows, workers), "predicting costs"):
-        taken = _gradients(model, blocks, batch.to(workers.device), generator)
+        taken = gradients(model, blocks, batch.to(workers.device), generator)
         for rows, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += loss_by_rank(fit, *rows).sum(0).cpu()
@@ -74,7 +74,7 @@ def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient:
     return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
 
 
-def _gradients(
+def gradients(
     model: Any, blocks: list[Block], batch: Tensor, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """(x, y, stream, gradient) rows of every block.

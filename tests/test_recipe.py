@@ -5,10 +5,13 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+import click
 import pytest
 
+from ffncompress.cli.commands import cli
 from ffncompress.errors import RecipeError
 from ffncompress.recipe import Recipe
+from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -51,3 +54,21 @@ def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, match: st
 def test_a_missing_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
         Recipe.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("command", "section", "elsewhere"),
+    [
+        ("plan", PlanSettings, {"model", "revision", "trust_remote_code", "output", "overwrite", "json_file"}),
+        ("apply", ApplySettings, {"plan_folder", "model", "output", "overwrite"}),
+        ("eval", EvalSettings, {"folder", "model", "json_file", "junit"}),
+        ("push", PushSettings, {"folder"}),
+    ],
+)
+def test_a_recipe_can_say_what_the_command_line_can(command: str, section: type, elsewhere: set[str]) -> None:
+    parameters = {p.name for p in cli.commands[command].params}
+    assert parameters - elsewhere == set(section.model_fields)  # type: ignore[attr-defined]
+    for option in cli.commands[command].params:
+        field = section.model_fields.get(option.name)  # type: ignore[attr-defined]
+        if field is not None and field.default is not None and not field.is_required() and not option.multiple:
+            assert option.get_default(click.Context(cli.commands[command])) == field.default, option.name

