@@ -49,7 +49,6 @@ def _eval_results(gate: GateResult) -> list[Any]:
                 metric_value=round(value, 4),
             )
             for unit, value in values.items()
-            if value is not None
         ]
 
     return [result for text in (gate.main, *gate.also) for result in results(text)]
@@ -112,11 +111,9 @@ def _gate_table(gate: GateResult) -> str:
     for text in (gate.main, *gate.also):
         for unit in ("token", "word", "byte"):
             before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
-            if before is None or after is None:
-                continue
             name = f"{Path(text.text).name} ({text.part})"
             rows.append(
-                f"| {name} | {text.context} | {text.tokens or ''} | {unit} | {before:.3f} | {after:.3f} | "
+                f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "
                 f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
             )
     verdict = "passed" if gate.passed else "FAILED"

@@ -66,7 +66,7 @@ def run_gate(
             before = lm_eval_perplexity(base, tokenizer, pieces, context, settings, track, f"lm-eval: base on {name}")
             remember(key, before)
         after = lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, track, f"lm-eval: slimmed on {name}")
-        results.append(_text_result(text, pieces, tokenizer, context, before, after))
+        results.append(_text_result(text, pieces, context, before, after))
 
     limit = Limit.parse(settings.max_delta)
     prompt = settings.prompt or _prompt(inputs[0], tokenizer)
@@ -116,21 +116,17 @@ def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:
 
 
 def _text_result(
-    text: texts.Text | None, pieces: list[str] | None, tokenizer: Any, context: int, before: Any, after: Any
+    text: texts.Text | None, pieces: list[str] | None, context: int, before: dict[str, Any], after: dict[str, Any]
 ) -> TextResult:
-    tokens = None
-    if pieces is not None:
-        tokens = sum(len(tokenizer(p, add_special_tokens=False, verbose=False)["input_ids"]) for p in pieces)
-
     def perplexities(answer: dict[str, Any]) -> Perplexities:
-        token = math.exp(min(-answer["log_likelihood"] / tokens, 700)) if tokens else None
+        token = math.exp(min(-answer["log_likelihood"] / answer["tokens"], 700.0))
         return Perplexities(token=token, word=answer["word"], byte=answer["byte"])
 
     return TextResult(
         text=text.source if text else f"lm-eval {STOCK_TASK}",
         part=text.part if text else "test",
         sha256=digest(pieces) if pieces else "",
-        tokens=tokens,
+        tokens=before["tokens"],
         context=context,
         base=perplexities(before),
         slimmed=perplexities(after),

@@ -32,7 +32,7 @@ def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> l
     """The text's first `tokens` tokens in pieces of at most `context` tokens, cut at white space where there is any."""
     pieces: list[str] = []
     left = tokens
-    rest = "\n\n".join(text.documents)
+    rest = text.joined
     while rest.strip() and left > 0:
         # a window's worth of characters, generously; offsets say where the tokens end
         head = rest[: context * 24]
@@ -76,9 +76,11 @@ def lm_eval_perplexity(
             pass
     assert answer is not None
     name = next(iter(answer["results"]))
-    scores = answer["results"][name]
+    scores, samples = answer["results"][name], answer["samples"][name]
+    scored = [sample["arguments"][0][0] for sample in samples]
     return {
-        "log_likelihood": sum(sample["filtered_resps"][0] for sample in answer["samples"][name]),
+        "tokens": sum(len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored),
+        "log_likelihood": sum(sample["filtered_resps"][0] for sample in samples),
         "word": scores["word_perplexity,none"],
         "byte": scores["byte_perplexity,none"],
     }

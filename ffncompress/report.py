@@ -12,7 +12,7 @@ class _Record(BaseModel):
 class Perplexities(_Record):
     """One model on one text."""
 
-    token: float | None
+    token: float
     word: float
     byte: float
 
@@ -23,17 +23,15 @@ class TextResult(_Record):
     text: str
     part: str
     sha256: str
-    tokens: int | None
+    tokens: int
     context: int
     base: Perplexities
     slimmed: Perplexities
 
     @property
     def headline(self) -> tuple[float, float]:
-        """(base, slimmed) that the verdict is on: token perplexity, or word perplexity of a stock task."""
-        if self.base.token is not None and self.slimmed.token is not None:
-            return self.base.token, self.slimmed.token
-        return self.base.word, self.slimmed.word
+        """(base, slimmed) that the verdict is on: token perplexity, as the plan's own check."""
+        return self.base.token, self.slimmed.token
 
     @property
     def delta(self) -> float:

@@ -36,6 +36,7 @@ PYTHON_DOCS = "python-docs"
 FIT, CHOOSE, REPORT = "fit", "choose", "report"
 SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}
 HALVES = {CHOOSE: 0.5, REPORT: 0.5}  # of a text given for choosing alone
+_TELLING = 200  # characters: a longer document that recurs would leak from one part into another
 _BITE = 8192  # characters tokenised at a time: enough for many windows, little to throw away
 
 
@@ -50,6 +51,10 @@ class Text:
     @property
     def characters(self) -> int:
         return sum(map(len, self.documents))
+
+    @property
+    def joined(self) -> str:
+        return "".join(map(_ended, self.documents))
 
     def fingerprint(self) -> Fingerprint:
         digest = hashlib.sha256()
@@ -93,18 +98,19 @@ def read(source: str) -> Text:
 def read_parts(source: str, shares: dict[str, float] | None = None) -> dict[str, Text]:
     """Divide a source into disjoint parts, each about its share of the characters.
 
-    A document that stands word for word in an earlier part is left out of the later one.
+    A document of some length that stands word for word in an earlier part is left out of the later one; a heading may
+    recur.
     """
     shares = shares or SHARES
     if source == PYTHON_DOCS:
         parts = _by_name_hash(_python_docs(), shares)
     else:
         parts = _in_order(read(source).documents, shares)
-    seen: set[int] = set()
+    seen: set[str] = set()
     texts = {}
     for name, documents in parts.items():
-        fresh = tuple(d for d in documents if d.strip() and hash(d) not in seen)
-        seen.update(map(hash, fresh))
+        fresh = tuple(d for d in documents if d.strip() and d not in seen)
+        seen.update(d for d in fresh if len(d) >= _TELLING)
         if not fresh:
             raise TextError(f"{source}: too little text to divide into {', '.join(shares)}; give a longer one")
         texts[name] = Text(source, name, fresh)
@@ -146,12 +152,12 @@ def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
     In its own order (seed None) it is one piece, and the windows tile it exactly.
     """
     if seed is None:
-        yield "\n\n".join(text.documents)
+        yield text.joined
         return
     bites: list[str] = []
     buffer = ""
     for document in text.documents:
-        buffer = f"{buffer}\n\n{document}" if buffer else document
+        buffer += _ended(document)
         while len(buffer) >= size:
             at = buffer.rfind("\n", 1, size) + 1 or size
             bites.append(buffer[:at])
@@ -160,6 +166,11 @@ def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
         bites.append(buffer)
     random.Random(seed).shuffle(bites)
     yield from bites
+
+
+def _ended(document: str) -> str:
+    """A row that is a line of a larger text (as WikiText's are) keeps its own end; others get a blank line."""
+    return document if document.endswith("\n") else f"{document}\n\n"
 
 
 def _in_order(documents: Sequence[str], shares: dict[str, float]) -> dict[str, list[str]]:

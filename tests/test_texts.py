@@ -39,11 +39,19 @@ def test_rows_are_documents(tmp_path: Path) -> None:
 
 def test_a_repeated_document_is_in_one_part_only(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    same = "the very same words in many rows " * 5
-    rows = [same if i % 3 == 0 else f"document {i} " * 20 for i in range(60)]
+    same, heading = "the very same words in many rows " * 10, "= Plot ="
+    rows = [(same, heading, f"document {i} " * 20)[i % 3] for i in range(90)]
     file.write_text("\n".join(json.dumps({"text": r}) for r in rows))
     parts = texts.read_parts(str(file))
     assert sum(same in part.documents for part in parts.values()) == 1
+    assert all(heading in part.documents for part in parts.values())
+
+
+def test_lines_of_a_larger_text_are_joined_as_they_were() -> None:
+    assert (
+        texts.Text("t", "all", (" = Title = \n", " A line . \n", "A row")).joined
+        == " = Title = \n A line . \nA row\n\n"
+    )
 
 
 def test_python_docs_are_divided_by_name() -> None:

@@ -190,13 +190,11 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
 
 
 def _perplexity_rows(text: TextResult) -> Iterator[tuple[str, ...]]:
-    tokens = f"{text.tokens:,} tokens, " if text.tokens else ""
-    yield (f"{Path(text.text).name} ({text.part}): {tokens}context {text.context}",)
+    yield (f"{Path(text.text).name} ({text.part}): {text.tokens:,} tokens, context {text.context}",)
     for unit in ("token", "word", "byte"):
         before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
-        if before is not None and after is not None:
-            change = f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
-            yield f"  {unit}", f"{before:.3f}", f"{after:.3f}", *change
+        change = f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
+        yield f"  {unit}", f"{before:.3f}", f"{after:.3f}", *change
 
 
 def _delta(value: float) -> str:
