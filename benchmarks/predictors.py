@@ -13,11 +13,11 @@ import statistics
 import torch
 from scipy.stats import spearmanr
 
-from ffncompress import recovery, texts
+from ffncompress import texts
 from ffncompress.calibration import collect_moments, own_batches
 from ffncompress.forecast import gradients, loss_by_rank
 from ffncompress.models import find_blocks, find_model, load_model, load_tokenizer
-from ffncompress.scoring import PLAIN, STREAM, fit_block, replacement
+from ffncompress.scoring import STREAM, fit_block, replacement
 from ffncompress.swaps import measure_swaps
 from ffncompress.workers import Workers
 
@@ -77,16 +77,15 @@ def main() -> None:
     fit_ids = texts.windows(fit_text, tokenizer, length=128, count=options.tokens // 128)
     ids = texts.windows(choose_text, tokenizer, length=128, count=options.swap_tokens // 128)
 
-    moments = collect_moments(model, blocks, fit_ids, ids, workers)
-    fitted = [fit_block(each) for each in moments]
+    fitted = [fit_block(each) for each in collect_moments(model, blocks, fit_ids, ids, workers)]
     maps = [each.maps[STREAM] for each in fitted]
     variants = [{STREAM: replacement(b, ("dense", b.d_in), m)} for b, m in zip(blocks, maps, strict=True)]
     model.requires_grad_(False)
     rows = gradient_candidates(model, blocks, maps, ids[: options.gradient_tokens // 128], workers)
     measured = [r[STREAM].mean().item() for r in measure_swaps(model, blocks, variants, ids, workers)]
-    for row, each, own in zip(rows, fitted, moments, strict=True):
-        row["1 - R2_lin"] = 1 - recovery.r2(each.maps[PLAIN], own.held_out)
-        row["unrecovered: E|e|^2/|s|^2"] = each.unrecovered
+    for row, each in zip(rows, fitted, strict=True):
+        row["1 - R2_lin"] = 1 - each.scores["r2_lin"]
+        row["unrecovered: E|e|^2/|s|^2"] = each.scores["unrecovered_share"]
     print(
         f"{options.model}: {len(blocks)} blocks, {fit_ids.numel()} fit tokens, {ids.numel()} swap tokens, context 128"
     )

@@ -22,6 +22,7 @@ from ffncompress.recovery import Moments
 from ffncompress.workers import Track, Workers, silent
 
 BATCH_TOKENS = 1024
+MOMENT_BYTES = 8 * 2**30
 ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
 
 
@@ -46,6 +47,20 @@ class BlockMoments:
 
     def all(self) -> tuple[Moments, ...]:
         return self.fit, self.held_out, self.fit_weighted, self.held_out_weighted
+
+
+def in_passes(blocks: list[Block], limit: int = MOMENT_BYTES) -> list[list[Block]]:
+    """The blocks in groups whose moments fit in `limit` bytes, for a pass over the text each; mostly one group."""
+    groups: list[list[Block]] = [[]]
+    size = 0
+    for block in blocks:
+        own = 8 * (4 * block.d_in * (block.d_in + block.d_out) + block.d_out**2)
+        if groups[-1] and size + own > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(block)
+        size += own
+    return groups
 
 
 def check_enough_rows(blocks: list[Block], rows: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import __version__, texts
-from ffncompress.calibration import check_enough_rows, collect_moments
+from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
 from ffncompress.errors import TextError
 from ffncompress.forecast import predict_losses
 from ffncompress.models import (
@@ -32,6 +32,7 @@ from ffncompress.patcher import patched_with
 from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap, TextRef
 from ffncompress.scoring import (
     PLAIN,
+    Fitted,
     fit_block,
     option_within,
     replacement,
@@ -144,8 +145,10 @@ def measure_blocks(
     track: Track,
 ) -> Measured:
     """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
-    moments = collect_moments(model, blocks, corpus.fit, corpus.choose, workers, track)
-    fitted = [fit_block(each) for each in track(moments, "fitting maps")]
+    fitted: list[Fitted] = []
+    for group in in_passes(blocks):
+        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
+        fitted += [fit_block(each) for each in track(moments, "fitting maps")]
     plain = [each.maps[PLAIN] for each in fitted]
     losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)
     base = perplexity(losses)
@@ -160,7 +163,7 @@ def measure_blocks(
     swaps = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in all_]
     return Measured(
         base=base,
-        scores=[score_block(moments[i], fitted[i], errors[i]) for i in all_],
+        scores=[score_block(fitted[i], errors[i]) for i in all_],
         options=[score_options(blocks[i], sizes[i], fitted[i], predicted[i], base) for i in all_],
         swaps=swaps,
         modules=[variants[i][swaps[i].weighting] for i in all_],

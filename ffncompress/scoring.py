@@ -24,11 +24,11 @@ SAME, WORSE = 1.01, 1.5  # predicted losses this close need no second swap; this
 
 @dataclass(frozen=True)
 class Fitted:
-    """A block's two maps, and how each does at every rank on the held-out rows."""
+    """A block's two maps and all that its moments have to say, so that the moments can go."""
 
     maps: dict[str, LinearFit]
-    r2_by_rank: Tensor  # of the plain map, as R2_lin is defined
-    unrecovered: float  # E|e|^2/|s|^2 of the stream-weighted map: what is lost of the residual stream
+    r2_by_rank: Tensor  # of the plain map on held-out rows, as R2_lin is defined
+    scores: dict[str, float]  # of `Scores`, all but the error bar of R2_lin
 
 
 def option_within(block: Block, budget: Budget) -> tuple[str, int]:
@@ -53,18 +53,32 @@ def option_within(block: Block, budget: Budget) -> tuple[str, int]:
 
 
 def fit_block(moments: BlockMoments) -> Fitted:
-    """Both maps of a block, each with its ridge chosen on held-out rows of its own weighting."""
+    """Both maps of a block, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
     maps = {
         PLAIN: recovery.fit_linear(moments.fit, moments.held_out),
         STREAM: recovery.fit_linear(moments.fit_weighted, moments.held_out_weighted),
     }
-    total = moments.held_out.total_squares().sum()
-    weighted = moments.held_out_weighted
-    return Fitted(
-        maps,
-        1 - recovery.errors_by_rank(maps[PLAIN], moments.held_out) / total,
-        (recovery.feature_errors(maps[STREAM], weighted).sum() / weighted.rows).item(),
-    )
+    plain, held_out, weighted = maps[PLAIN], moments.held_out, moments.held_out_weighted
+    inputs = recovery.spectrum_of(moments.fit.covariance_x())
+    scores = {
+        "r2_lin": recovery.r2(plain, held_out),
+        "r2_median_feature": recovery.median_feature_r2(plain, held_out),
+        "effective_rank_input": recovery.effective_rank(inputs),
+        "effective_rank_output": recovery.effective_rank(recovery.spectrum_of(held_out.covariance_y())),
+        "effective_rank_map": recovery.effective_rank(plain.energies),
+        "condition_number": recovery.condition_number(inputs),
+        "ridge": plain.ridge,
+        "share_of_stream": (weighted.y_energy.sum() / weighted.rows).item(),
+        "unrecovered_share": (recovery.feature_errors(maps[STREAM], weighted).sum() / weighted.rows).item(),
+    }
+    r2_by_rank = 1 - recovery.errors_by_rank(plain, held_out) / held_out.total_squares().sum()
+    return Fitted({name: fit.cpu() for name, fit in maps.items()}, r2_by_rank.cpu(), scores)
+
+
+def score_block(fitted: Fitted, errors: SequenceErrors) -> Scores:
+    """What is reported of a block."""
+    error = recovery.r2_interval(errors.squared_errors, errors.rows, errors.sums, errors.squares)
+    return Scores(**fitted.scores, r2_lin_error=error)
 
 
 def worth_trying(losses: dict[str, Tensor], rank: int) -> list[str]:
@@ -146,22 +160,3 @@ def score_options(
             )
         )
     return options
-
-
-def score_block(moments: BlockMoments, fitted: Fitted, errors: SequenceErrors) -> Scores:
-    """What is reported of a block."""
-    plain = fitted.maps[PLAIN]
-    inputs = recovery.spectrum_of(moments.fit.covariance_x())
-    weighted = moments.held_out_weighted
-    return Scores(
-        r2_lin=recovery.r2(plain, moments.held_out),
-        r2_lin_error=recovery.r2_interval(errors.squared_errors, errors.rows, errors.sums, errors.squares),
-        r2_median_feature=recovery.median_feature_r2(plain, moments.held_out),
-        effective_rank_input=recovery.effective_rank(inputs),
-        effective_rank_output=recovery.effective_rank(recovery.spectrum_of(moments.held_out.covariance_y())),
-        effective_rank_map=recovery.effective_rank(plain.energies),
-        condition_number=recovery.condition_number(inputs),
-        ridge=plain.ridge,
-        share_of_stream=(weighted.y_energy.sum() / weighted.rows).item(),
-        unrecovered_share=fitted.unrecovered,
-    )

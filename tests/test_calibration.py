@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import TINY, tiny_model
 
-from ffncompress.calibration import check_enough_rows, collect_moments
+from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
 from ffncompress.errors import NumericsError, TextError
 from ffncompress.models import find_blocks
 from ffncompress.recovery import Moments
@@ -57,3 +57,18 @@ def test_too_few_rows_say_how_many_are_needed() -> None:
     check_enough_rows(blocks, 128)
     with pytest.raises(TextError, match="127 fit tokens are too few for FFNs 32 wide: at least 128"):
         check_enough_rows(blocks, 127)
+
+
+def test_a_large_model_takes_several_passes() -> None:
+    blocks = find_blocks(tiny_model("gpt2"))
+    size = 8 * (4 * 32 * 64 + 32**2)
+    assert [len(group) for group in in_passes(blocks)] == [3]
+    assert [len(group) for group in in_passes(blocks, 2 * size)] == [2, 1]
+    assert [len(group) for group in in_passes(blocks, 1)] == [1, 1, 1]
+    model, ids = tiny_model("gpt2"), windows(4)
+    whole = collect_moments(model, blocks, ids, ids, Workers("cpu"))
+    for block, expected in zip(blocks, whole, strict=True):
+        alone = collect_moments(model, [block], ids, ids, Workers("cpu"))[0]
+        assert sum(t.numel() for part in alone.all() for t in part.tensors() if t.dim() == 2) * 8 == size
+        for a, b in zip(alone.fit.tensors(), expected.fit.tensors(), strict=True):
+            assert torch.equal(a, b)

@@ -48,6 +48,11 @@ class LinearFit:
     def max_rank(self) -> int:
         return min(self.weight.shape)
 
+    def cpu(self) -> LinearFit:
+        """The same map in main memory."""
+        weight, x0, y0 = self.weight.cpu(), self.x0.cpu(), self.y0.cpu()
+        return LinearFit(weight, x0, y0, self.directions.cpu(), self.energies.cpu(), self.ridge)
+
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """(down [rank, d_in], up [d_out, rank], bias) of the best map of that rank; it keeps to the means."""
         up = self.directions[:, :rank]
