@@ -17,6 +17,7 @@ one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,9 +42,12 @@ def predict_losses(
     """The predicted rise in loss of each block's maps at rank 0, 1, ..., max_rank."""
     model.requires_grad_(False)
     totals = [{name: torch.zeros(fit.max_rank + 1, dtype=torch.float64) for name, fit in each.items()} for each in maps]
-    generator = torch.Generator().manual_seed(seed)
+    own, done = workers.share(len(windows)), 0
     for batch in track(own_batches(windows, workers), "predicting costs"):
-        taken = gradients(model, blocks, batch.to(workers.device), generator)
+        # a seed for each window, so that the labels do not depend on how the windows are shared out
+        seeds = [seed + 7919 * int(index) for index in own[done : done + len(batch)]]
+        taken = gradients(model, blocks, batch.to(workers.device), seeds)
+        done += len(batch)
         for rows, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += loss_by_rank(fit, *rows).sum(0).cpu()
@@ -75,7 +79,7 @@ def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient:
 
 
 def gradients(
-    model: Any, blocks: list[Block], batch: Tensor, generator: torch.Generator
+    model: Any, blocks: list[Block], batch: Tensor, seeds: Sequence[int]
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """(x, y, stream, gradient) rows of every block.
 
@@ -94,12 +98,21 @@ def gradients(
 
     taps = [(block.path, at_ffn) for block in blocks] + [(block.layer_path, at_layer) for block in blocks]
     with hooked(model, taps), torch.enable_grad():
-        logits = model(input_ids=batch, use_cache=False).logits[:, :-1].flatten(0, 1).float()
-        chances = logits.detach().softmax(-1).cpu()
-        labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(logits.device)
-        F.cross_entropy(logits, labels, reduction="sum").backward()
+        logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
+        labels = _draw(logits.detach(), seeds)
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     rows = []
     for (x, y, probe), stream in zip(inputs, streams, strict=True):
         assert probe.grad is not None
         rows.append((x.flatten(0, -2), y.flatten(0, -2), stream.to(y.device).flatten(0, -2), probe.grad.flatten(0, -2)))
     return rows
+
+
+def _draw(logits: Tensor, seeds: Sequence[int]) -> Tensor:
+    """A label for each token from the model's own distribution, [batch, length]."""
+    chances = logits.softmax(-1).cpu()
+    rows = [
+        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
+        for row, seed in zip(chances, seeds, strict=True)
+    ]
+    return torch.stack(rows).to(logits.device)
