@@ -37,7 +37,7 @@ def score(model, blocks, ids, workers) -> None:
 
 @torch.inference_mode()
 def bare(model, ids, workers) -> None:
-    for batch in own_batches(ids, workers):
+    for _, batch in own_batches(ids, workers):
         model(input_ids=batch, use_cache=False)
 
 

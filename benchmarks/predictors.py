@@ -32,9 +32,8 @@ LOSS_UNITS = (
 def gradient_candidates(model, blocks, fits, windows, workers) -> list[dict[str, float]]:
     """Candidates that need a backward pass, labels drawn from the model."""
     sums = [torch.zeros(6, dtype=torch.float64) for _ in blocks]
-    rows = 0
-    for batch in own_batches(windows, workers):
-        for i, (x, y, s, g) in enumerate(gradients(model, blocks, batch, range(rows, rows + len(batch)))):
+    for at, batch in own_batches(windows, workers):
+        for i, (x, y, s, g) in enumerate(gradients(model, blocks, batch, at.tolist())):
             x, y, s, g = (t.double() for t in (x, y, s, g))
             e = x @ fits[i].weight + fits[i].bias - y
             gg, ee, ss = (t.square().sum(1) for t in (g, e, s))
@@ -48,7 +47,6 @@ def gradient_candidates(model, blocks, fits, windows, workers) -> list[dict[str,
                     ee.sum(),
                 ]
             )
-        rows += len(batch)
     means = [total / windows.numel() for total in sums]
     return [
         dict(zip(LOSS_UNITS, [m[0].item(), m[1].item(), m[2].item(), (m[3] * m[4] / 2).item()], strict=True))

@@ -26,11 +26,12 @@ from ffncompress.models import (
     count_parameters,
     find_blocks,
     find_model,
+    install_,
     load_model,
     load_tokenizer,
     quiet_bars,
 )
-from ffncompress.patcher import install_, stand_ins
+from ffncompress.patcher import stand_ins
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, register, spec_of
 from ffncompress.settings import ApplySettings

@@ -93,14 +93,14 @@ def collect_moments(
         NumericsError: a block's activations are not finite.
     """
     moments = [BlockMoments.zeros(block, _device_of(model, block)) for block in blocks]
-    batches = [(batch, False) for batch in own_batches(fit_windows, workers)]
-    batches += [(batch, True) for batch in own_batches(held_out_windows, workers)]
+    batches = [(batch, False) for _, batch in own_batches(fit_windows, workers)]
+    batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
     decoder = model.base_model  # without the head: no logits are needed
     role = {"held_out": False}
     with hooked(model, _taps(blocks, moments, role)):
         for batch, held_out in track(batches, "scoring blocks"):
             role["held_out"] = held_out
-            decoder(input_ids=batch.to(workers.device), use_cache=False)
+            decoder(input_ids=batch, use_cache=False)
     for block, each in zip(blocks, moments, strict=True):
         for part in each.all():
             workers.sum_(part.tensors())
@@ -112,10 +112,11 @@ def collect_moments(
     return moments
 
 
-def own_batches(windows: Tensor, workers: Workers) -> list[Tensor]:
-    """This process's windows in batches of about BATCH_TOKENS."""
-    own = windows[workers.share(len(windows))]
-    return list(own.split(max(1, BATCH_TOKENS // windows.shape[1]))) if len(own) else []
+def own_batches(windows: Tensor, workers: Workers) -> list[tuple[Tensor, Tensor]]:
+    """This process's windows in batches of about BATCH_TOKENS: (their indices, the batch)."""
+    size = max(1, BATCH_TOKENS // windows.shape[1])
+    own = [at for at in workers.share(len(windows)).split(size) if len(at)]
+    return [(at, windows[at].to(workers.device)) for at in own]
 
 
 def first_tensor(value: Any) -> Tensor:

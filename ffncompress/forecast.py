@@ -42,12 +42,9 @@ def predict_losses(
     """The predicted rise in loss of each block's maps at rank 0, 1, ..., max_rank."""
     model.requires_grad_(False)
     totals = [{name: torch.zeros(fit.max_rank + 1, dtype=torch.float64) for name, fit in each.items()} for each in maps]
-    own, done = workers.share(len(windows)), 0
-    for batch in track(own_batches(windows, workers), "predicting costs"):
+    for at, batch in track(own_batches(windows, workers), "predicting costs"):
         # a seed for each window, so that the labels do not depend on how the windows are shared out
-        seeds = [seed + 7919 * int(index) for index in own[done : done + len(batch)]]
-        taken = gradients(model, blocks, batch.to(workers.device), seeds)
-        done += len(batch)
+        taken = gradients(model, blocks, batch, [seed + 7919 * index for index in at.tolist()])
         for rows, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += loss_by_rank(fit, *rows).sum(0).cpu()

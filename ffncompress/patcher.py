@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError, PlanError
-from ffncompress.models import Block, find_blocks, set_module
+from ffncompress.models import Block, find_blocks, install_, installed
 from ffncompress.modules import build
 from ffncompress.plans import BlockPlan, Plan
 
@@ -30,28 +30,8 @@ def apply_(model: nn.Module, plan_directory: str | Path) -> nn.Module:
 def patched(model: nn.Module, plan_directory: str | Path) -> Iterator[nn.Module]:
     """`apply_` within a `with`; afterwards the model's own modules are back."""
     plan = Plan.load(plan_directory)
-    with patched_with(model, stand_ins(model, plan, plan.load_tensors(plan_directory))):
+    with installed(model, stand_ins(model, plan, plan.load_tensors(plan_directory))):
         yield model
-
-
-@contextmanager
-def patched_with(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
-    """Put modules at their paths, and the old ones back afterwards."""
-    old = {path: model.get_submodule(path) for path in modules}
-    install_(model, modules)
-    try:
-        yield model
-    finally:
-        for path, module in old.items():
-            set_module(model, path, module)
-
-
-def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Put modules at their paths, on the device and in the dtype of what stood there."""
-    for path, module in modules.items():
-        like = next(model.get_submodule(path).parameters())
-        set_module(model, path, module.to(device=like.device, dtype=like.dtype))
-    return model
 
 
 def stand_ins(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:

@@ -25,10 +25,10 @@ from ffncompress.models import (
     count_parameters,
     find_blocks,
     find_model,
+    installed,
     load_model,
     load_tokenizer,
 )
-from ffncompress.patcher import patched_with
 from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap, TextRef
 from ffncompress.scoring import (
     PLAIN,
@@ -187,7 +187,7 @@ def verifier(
     base = sequence_losses(model, windows, workers, track, "measuring the base at the gate's context")
 
     def check(indices: list[int]) -> JointCheck:
-        with patched_with(model, {blocks[i].path: modules[i] for i in indices}):
+        with installed(model, {blocks[i].path: modules[i] for i in indices}):
             together = sequence_losses(model, windows, workers, track, f"verifying {len(indices)} together")
         return joint_check(indices, base, together, windows.shape[1], limit)
 

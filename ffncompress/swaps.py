@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffncompress.calibration import first_tensor, hooked, own_batches
-from ffncompress.models import Block, set_module
+from ffncompress.models import Block, installed
 from ffncompress.recovery import LinearFit
 from ffncompress.workers import Track, Workers, silent
 
@@ -40,14 +40,13 @@ def perplexity(losses: Tensor) -> float:
 
 
 @torch.inference_mode()
-def sequence_losses(model: Any, windows: Tensor, workers: Workers, track: Track = silent, label: str = "") -> Tensor:
+def sequence_losses(
+    model: Any, windows: Tensor, workers: Workers, track: Track = silent, label: str = "measuring perplexity"
+) -> Tensor:
     """Mean negative log-likelihood of each window, [n], over all processes."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
-    own = workers.share(len(windows))
-    at = 0
-    for batch in track(own_batches(windows, workers), label or "measuring perplexity"):
-        losses[own[at : at + len(batch)]] = _losses(model, batch.to(workers.device))
-        at += len(batch)
+    for at, batch in track(own_batches(windows, workers), label):
+        losses[at] = _losses(model, batch)
     workers.sum_([losses])
     return losses
 
@@ -59,13 +58,10 @@ def measure_base(
     """The original model's loss on each window, [n], and each block's linear error on it."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
     errors = [_no_errors(len(windows), block) for block in blocks]
-    own, done = workers.share(len(windows)), 0
-    for batch in track(own_batches(windows, workers), "measuring the base"):
-        at = own[done : done + len(batch)]
+    for at, batch in track(own_batches(windows, workers), "measuring the base"):
         taps = [(b.path, _error_tap(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
         with hooked(model, taps):
-            losses[at] = _losses(model, batch.to(workers.device))
-        done += len(batch)
+            losses[at] = _losses(model, batch)
     workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
     return losses, errors
 
@@ -80,35 +76,18 @@ def measure_swaps(
     track: Track = silent,
 ) -> list[dict[str, Tensor]]:
     """How much each variant of each block, alone, raises the loss of each window: variant -> [n]."""
-    n = len(windows)
-    rises = [{name: torch.zeros(n, dtype=torch.float64) for name in each} for each in variants]
-    own, done = workers.share(n), 0
-    batches = own_batches(windows, workers)
+    rises = [{name: torch.zeros(len(windows), dtype=torch.float64) for name in each} for each in variants]
     states: list[Any] = []
     base = torch.zeros(0)
-    for k, i in track([(k, i) for k in range(len(batches)) for i in range(len(blocks))], "trying swaps"):
-        batch = batches[k].to(workers.device)
+    steps = [(at, batch, i) for at, batch in own_batches(windows, workers) for i in range(len(blocks))]
+    for at, batch, i in track(steps, "trying swaps"):
         if i == 0:
-            at = own[done : done + len(batch)]
-            done += len(batch)
             states, base = _run_and_keep(model, blocks, batch)
         for name, module in variants[i].items():
-            with swapped_in(model, blocks[i].path, module), _from_layer(model, blocks, i, states[i]):
+            with installed(model, {blocks[i].path: module}), _from_layer(model, blocks, i, states[i]):
                 rises[i][name][at] = _losses(model, batch) - base
     workers.sum_([rise for each in rises for rise in each.values()])
     return rises
-
-
-@contextmanager
-def swapped_in(model: nn.Module, path: str, module: nn.Module) -> Iterator[None]:
-    """Put a module at a path, and the old one back afterwards."""
-    old = model.get_submodule(path)
-    like = next(old.parameters())
-    set_module(model, path, module.to(device=like.device, dtype=like.dtype))
-    try:
-        yield
-    finally:
-        set_module(model, path, old)
 
 
 def _losses(model: Any, batch: Tensor) -> Tensor:

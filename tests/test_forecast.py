@@ -9,8 +9,7 @@ from scipy.stats import spearmanr
 from ffncompress import Plan, texts
 from ffncompress.calibration import collect_moments
 from ffncompress.forecast import loss_by_rank, predict_losses
-from ffncompress.models import find_blocks
-from ffncompress.patcher import patched_with
+from ffncompress.models import find_blocks, installed
 from ffncompress.recovery import Moments, fit_linear
 from ffncompress.scoring import STREAM, fit_block, replacement
 from ffncompress.workers import Workers
@@ -57,7 +56,7 @@ def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
         original = demo_model(ids).logits[:, :-1].log_softmax(-1)
         for block, own, losses in zip(blocks, maps, predicted, strict=True):
             module = replacement(block, ("dense", block.d_in), own[STREAM])
-            with patched_with(demo_model, {block.path: module}):
+            with installed(demo_model, {block.path: module}):
                 swapped = demo_model(ids).logits[:, :-1].log_softmax(-1)
             divergence = (original.exp() * (original - swapped)).sum(-1).mean().item()
             assert losses[STREAM][-1].item() == pytest.approx(divergence, rel=1.0)

@@ -7,9 +7,8 @@ import torch
 from conftest import TINY, tiny_model
 
 from ffncompress.calibration import collect_moments
-from ffncompress.models import find_blocks
+from ffncompress.models import find_blocks, installed
 from ffncompress.modules import LinearFFN
-from ffncompress.patcher import patched_with
 from ffncompress.recovery import r2, r2_interval
 from ffncompress.scoring import fit_block
 from ffncompress.swaps import measure_base, measure_swaps, sequence_losses
@@ -27,7 +26,7 @@ def test_a_cached_prefix_gives_the_whole_models_loss(family: str) -> None:
     rises = measure_swaps(model, blocks, variants, ids, workers)
     base = sequence_losses(model, ids, workers)
     for i, block in enumerate(blocks):
-        with patched_with(model, {block.path: variants[i]["random"]}):
+        with installed(model, {block.path: variants[i]["random"]}):
             torch.testing.assert_close(rises[i]["random"], sequence_losses(model, ids, workers) - base)
         assert rises[i]["random"].abs().max() > 0
     for name, value in model.state_dict().items():

@@ -1,6 +1,15 @@
 """Models: where they come from, and where their FFNs live."""
 
-from ffncompress.models.families import Block, Layout, count_parameters, find_blocks, set_module, supported
+from ffncompress.models.families import (
+    Block,
+    Layout,
+    count_parameters,
+    find_blocks,
+    install_,
+    installed,
+    set_module,
+    supported,
+)
 from ffncompress.models.loading import (
     EMBEDDED,
     ModelSource,
@@ -20,6 +29,8 @@ __all__ = [
     "count_parameters",
     "find_blocks",
     "find_model",
+    "install_",
+    "installed",
     "load_model",
     "load_tokenizer",
     "quiet_bars",

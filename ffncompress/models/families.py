@@ -7,7 +7,8 @@ unchanged, which is checked on a forward pass, not assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,26 @@ def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module at a dotted path."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
+
+
+def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Put modules at their paths, on the device and in the dtype of what stood there."""
+    for path, module in modules.items():
+        like = next(model.get_submodule(path).parameters())
+        set_module(model, path, module.to(device=like.device, dtype=like.dtype))
+    return model
+
+
+@contextmanager
+def installed(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
+    """`install_` for the length of a `with`; afterwards the model's own modules are back."""
+    old = {path: model.get_submodule(path) for path in modules}
+    install_(model, modules)
+    try:
+        yield model
+    finally:
+        for path, module in old.items():
+            set_module(model, path, module)
 
 
 def count_parameters(model: nn.Module) -> int:
