@@ -18,7 +18,7 @@ import torch
 from ffncompress import __version__, texts
 from ffncompress.artifact import GATE_FILE, META, base_source, load, read_origin, read_plan
 from ffncompress.errors import FfncompressError, TextError
-from ffncompress.lm import STOCK_TASK, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
+from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.plans import Plan
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
@@ -116,17 +116,17 @@ def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:
 
 
 def _text_result(
-    text: texts.Text | None, pieces: list[str] | None, context: int, before: dict[str, Any], after: dict[str, Any]
+    text: texts.Text | None, pieces: list[str] | None, context: int, before: Answer, after: Answer
 ) -> TextResult:
-    def perplexities(answer: dict[str, Any]) -> Perplexities:
-        token = math.exp(min(-answer["log_likelihood"] / answer["tokens"], 700.0))
-        return Perplexities(token=token, word=answer["word"], byte=answer["byte"])
+    def perplexities(answer: Answer) -> Perplexities:
+        token = math.exp(min(-answer.log_likelihood / answer.tokens, 700.0))
+        return Perplexities(token=token, word=answer.word, byte=answer.byte)
 
     return TextResult(
         text=text.source if text else f"lm-eval {STOCK_TASK}",
         part=text.part if text else "test",
         sha256=digest(pieces) if pieces else "",
-        tokens=before["tokens"],
+        tokens=before.tokens,
         context=context,
         base=perplexities(before),
         slimmed=perplexities(after),

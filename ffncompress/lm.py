@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from ffncompress import texts
 from ffncompress.errors import ArtifactError, TextError
@@ -26,6 +27,17 @@ from ffncompress.staging import write_file
 from ffncompress.workers import Track
 
 STOCK_TASK = "wikitext"
+
+
+class Answer(BaseModel):
+    """What lm-eval says of one model on one text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tokens: int
+    log_likelihood: float
+    word: float
+    byte: float
 
 
 def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> list[str]:
@@ -53,7 +65,7 @@ def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> l
 
 def lm_eval_perplexity(
     model: Any, tokenizer: Any, pieces: list[str] | None, context: int, settings: EvalSettings, track: Track, label: str
-) -> dict[str, Any]:
+) -> Answer:
     """Run lm-eval in process on a model object."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     steps = iter(track(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
@@ -78,12 +90,12 @@ def lm_eval_perplexity(
     name = next(iter(answer["results"]))
     scores, samples = answer["results"][name], answer["samples"][name]
     scored = [sample["arguments"][0][0] for sample in samples]
-    return {
-        "tokens": sum(len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored),
-        "log_likelihood": sum(sample["filtered_resps"][0] for sample in samples),
-        "word": scores["word_perplexity,none"],
-        "byte": scores["byte_perplexity,none"],
-    }
+    return Answer(
+        tokens=sum(len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored),
+        log_likelihood=sum(sample["filtered_resps"][0] for sample in samples),
+        word=scores["word_perplexity,none"],
+        byte=scores["byte_perplexity,none"],
+    )
 
 
 def _task_dict(pieces: list[str] | None) -> Any:
@@ -136,18 +148,18 @@ def _cache_file(key: str) -> Path:
     return Path(home) / "base" / f"{key}.json"
 
 
-def cached(key: str) -> dict[str, Any] | None:
+def cached(key: str) -> Answer | None:
+    """An answer remembered under this key; one that cannot be read is none."""
     try:
-        answer: dict[str, Any] = json.loads(_cache_file(key).read_text(encoding="utf-8"))
-        return answer
+        return Answer.model_validate_json(_cache_file(key).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
-def remember(key: str, answer: dict[str, Any]) -> None:
+def remember(key: str, answer: Answer) -> None:
     """A cache that cannot be written is no reason to fail."""
     try:
         _cache_file(key).parent.mkdir(parents=True, exist_ok=True)
-        write_file(_cache_file(key), json.dumps(answer))
+        write_file(_cache_file(key), answer.model_dump_json())
     except (OSError, ArtifactError):
         pass

@@ -61,13 +61,13 @@ def test_push_then_load_from_the_hub(gated_slim: Path, tmp_path: Path) -> None:
         assert loaded.returncode == 0, loaded.stderr
         assert loaded.stdout.split()[0] == "LinearFFN"
 
-        # and a plan can be made of a model that the Hub gives, by its id, with its revision recorded
-        plan = child(
+        # what was pushed is not the base that the plan was made for, and is not taken for it
+        other = child(
             ["-m", "ffncompress", "eval", str(gated_slim), "--model", "someone/slim", "--data", "python-docs"],
             hub.address, tmp_path, token=None,
         )  # fmt: skip
-        assert plan.returncode == 2
-        assert "not the weights that the plan was made for" in plan.stderr
+        assert other.returncode == 2
+        assert "not the weights that the plan was made for" in other.stderr
 
 
 def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
