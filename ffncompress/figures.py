@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ def draw_profile(plan: Plan, file: Path) -> None:
     bottom.bar(at, [s.delta for s in swaps], yerr=[s.delta_error for s in swaps], color=colours, ecolor=_INK, capsize=2)
     predicted = [s.predicted_delta for s in swaps]
     bottom.plot(at, predicted, "_", ms=9, mew=2, color="#5f3dc4", label="predicted")
-    bottom.set_yscale("symlog", linthresh=max(0.01 * plan.base_perplexity, 1e-6))
+    decade = 10.0 ** math.floor(math.log10(max(0.02 * plan.base_perplexity, 1e-6)))
+    bottom.set_yscale("symlog", linthresh=decade)  # linear below a decade's tick, so that no tick crowds the zero
     bottom.axhline(0, color=_INK, lw=0.6)
     bottom.set_ylabel(f"swap delta-PPL\n(base {plan.base_perplexity:.2f})")
     bottom.set_xlabel("block")
@@ -45,6 +47,7 @@ def draw_profile(plan: Plan, file: Path) -> None:
     bottom.axhline(allowed, color="#c92a2a", lw=0.8, ls="--", label=f"limit {plan.settings.max_delta}, all together")
 
     for axes in (top, bottom):
+        axes.set_xlim(at[0] - 0.7, at[-1] + 0.7)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)  # clear of the bars
     replaced = f"{len(plan.replaced)} of {len(blocks)} FFNs replaced (teal) at {plan.settings.budget}"

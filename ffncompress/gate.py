@@ -69,7 +69,7 @@ def run_gate(
         results.append(_text_result(text, pieces, context, before, after))
 
     limit = Limit.parse(settings.max_delta)
-    prompt = settings.prompt or _prompt(inputs[0], tokenizer)
+    prompt = settings.prompt or _prompt(inputs[0])
     main = results[0]
     with stage(track, "continuing a prompt"):
         continuations = [_continue(model, tokenizer, prompt) for model in (base, slimmed)]
@@ -170,14 +170,13 @@ def _measure_speed(base: Any, slimmed: Any, context: int, settings: EvalSettings
     )
 
 
-def _prompt(text: texts.Text | None, tokenizer: Any) -> str:
-    """The beginning of the text's first paragraph of prose."""
+def _prompt(text: texts.Text | None) -> str:
+    """The first words of the text's first paragraph of prose."""
     if text is None:
         return "The history of the city began"
     paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n")]
     prose = (p for p in paragraphs if len(p) > 120 and sum(c.isalpha() or c == " " for c in p) > 0.9 * len(p))
-    ids = tokenizer(next(prose, paragraphs[0])[:400], add_special_tokens=False, verbose=False)["input_ids"][:16]
-    return str(tokenizer.decode(ids))
+    return " ".join(next(prose, paragraphs[0]).split()[:10])
 
 
 @torch.inference_mode()

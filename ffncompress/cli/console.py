@@ -19,7 +19,7 @@ from ffncompress.workers import Track, silent
 
 if TYPE_CHECKING:
     from ffncompress.plans import Plan
-    from ffncompress.report import GateResult, TextResult
+    from ffncompress.report import GateResult
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -127,15 +127,15 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
             console.print(Text(f"block {block.index}: {block.reason}"))
     console.print(Text(plan.summary, style="bold"))
     if plan.replaced:
-        console.print(Text(_ratio_line(plan)))
+        console.print(Text(_kept(plan)))
 
 
-def _ratio_line(plan: Plan) -> str:
+def _kept(plan: Plan) -> str:
     ratios = plan.ratios
     return (
-        f"parameters kept: replaced FFNs {100 * ratios['replaced_ffns']:.1f} % ({1 / ratios['replaced_ffns']:.1f}x "
-        f"fewer), all FFNs {100 * ratios['all_ffns']:.1f} %, whole model {100 * ratios['whole_model']:.1f} % "
-        f"({plan.base.parameters:,} to {plan.parameters_after:,})"
+        f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters\n"
+        f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({1 / ratios['replaced_ffns']:.1f}x fewer), "
+        f"{100 * ratios['all_ffns']:.1f} % of all FFNs, {100 * ratios['whole_model']:.1f} % of the whole model"
     )
 
 
@@ -160,27 +160,20 @@ def print_artifact(folder: str | Path) -> None:
 def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     """Perplexities, sizes, speed, a continuation of both, and the verdict."""
     console = _console(to_stderr)
-    table = _table("perplexity:text", "base", "slimmed", "change", "")
+    table = _table(":text", "base", "slimmed", "change", "")
     for text in (result.main, *result.also):
-        for row in _perplexity_rows(text):
-            table.add_row(*row)
+        table.add_row(f"perplexity, {Path(text.text).name[-24:]} ({text.part})")
+        counted = f"  token ({text.tokens:,} tokens, context {text.context})"
+        for label, unit in ((counted, "token"), ("  word", "word"), ("  byte", "byte")):
+            table.add_row(*_change(label, getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
+    sizes, speed = result.sizes, result.speed
+    table.add_row(*_change("parameters, replaced FFNs", *sizes.replaced_ffns))
+    table.add_row(*_change("parameters, all FFNs", *sizes.all_ffns))
+    table.add_row(*_change("parameters, whole model", *sizes.whole_model))
+    table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
+    shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
+    table.add_row(*_change(f"tokens/s ({shape}, median of {speed.repeats})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
-    sizes = result.sizes
-    named = {"replaced FFNs": sizes.replaced_ffns, "all FFNs": sizes.all_ffns, "whole model": sizes.whole_model}
-    parts = [
-        f"{name} {before:,} to {after:,} ({100 * after / max(before, 1):.1f} %)"
-        for name, (before, after) in named.items()
-    ]
-    console.print(Text("parameters: " + "; ".join(parts)))
-    disk_before, disk_after = sizes.bytes_on_disk
-    speed = result.speed
-    console.print(
-        Text(
-            f"on disk {disk_before / 1e6:.1f} to {disk_after / 1e6:.1f} MB; speed {speed.base:,.0f} to "
-            f"{speed.slimmed:,.0f} tokens/s ({speed.ratio:.2f}x, "
-            f"batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})"
-        )
-    )
     console.print(Text(f"prompt   {result.prompt!r}"))
     console.print(Text(f"base     {result.continuation_base!r}"))
     console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
@@ -189,12 +182,10 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
 
 
-def _perplexity_rows(text: TextResult) -> Iterator[tuple[str, ...]]:
-    yield (f"{Path(text.text).name} ({text.part}): {text.tokens:,} tokens, context {text.context}",)
-    for unit in ("token", "word", "byte"):
-        before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
-        change = f"{after - before:+.3f}", f"{100 * (after / before - 1):+.2f} %"
-        yield f"  {unit}", f"{before:.3f}", f"{after:.3f}", *change
+def _change(label: str, before: float, after: float, form: str = ",") -> tuple[str, ...]:
+    """A row: what it was, what it is, and the difference, absolute and relative."""
+    relative = f"{100 * (after / before - 1):+.1f} %" if before else ""
+    return label, f"{before:{form}}", f"{after:{form}}", f"{after - before:+{form}}", relative
 
 
 def _delta(value: float) -> str:
