@@ -80,6 +80,14 @@ def test_a_fingerprint_is_the_weights(tmp_path: Path, demo_source) -> None:
     assert find_model(str(copy)).fingerprint() != demo_source.fingerprint()
 
 
+def test_a_folder_called_demo_is_not_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_source) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_model("demo").directory == demo_source.directory
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        find_model("./demo")
+
+
 def test_a_name_that_is_nowhere() -> None:
     with pytest.raises(ModelError, match="no such file or folder"):
         find_model("/no/such/folder")

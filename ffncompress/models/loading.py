@@ -57,10 +57,10 @@ def find_model(
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(name, path.parent, gguf_file=path.name)
-    if path.is_dir():
-        source = ModelSource(name, path, trust_remote_code=trust_remote_code)
-    elif name == EMBEDDED:
+    if name == EMBEDDED:  # before any folder of that name, which is ./demo
         source = ModelSource(name, Path(str(files("ffncompress") / "demo" / "model")))
+    elif path.is_dir():
+        source = ModelSource(name, path, trust_remote_code=trust_remote_code)
     elif path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"{name}: no such file or folder; give a Hub id, a model folder or a .gguf file")
     else:
