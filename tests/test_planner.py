@@ -19,9 +19,9 @@ from ffncompress import Plan, api
 from ffncompress.errors import BudgetError, FfncompressError, TextError
 from ffncompress.models import find_blocks
 from ffncompress.modules import build
-from ffncompress.planner import choose_blocks, explain, joint_check, summarise
 from ffncompress.plans import JointCheck, Swap
 from ffncompress.scoring import option_within
+from ffncompress.selection import choose_blocks, explain, joint_check, summarise
 from ffncompress.settings import Budget, Limit, parse_blocks
 
 

@@ -1,0 +1,67 @@
+"""The token windows of a plan: what is fitted on, what is chosen on, and what the two came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncompress import texts
+from ffncompress.errors import TextError
+from ffncompress.models import ModelSource
+from ffncompress.plans import TextRef
+from ffncompress.settings import PlanSettings
+
+CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
+VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The windows of a plan and the records of the texts they came from."""
+
+    fit: Tensor
+    choose: Tensor
+    verify: Tensor  # of the choose text too, at the gate's context
+    fit_text: list[TextRef]
+    choose_text: list[TextRef]
+
+
+def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, context: int) -> Corpus:
+    """Fit and choose windows from disjoint text; the part called report is left for the gate."""
+    data = settings.data or ["wikitext" if source.is_hub else texts.PYTHON_DOCS]
+    if settings.choose_data:
+        fit = [texts.read(name) for name in data]
+        choose = [texts.read_parts(name, texts.HALVES)[texts.CHOOSE] for name in settings.choose_data]
+    else:
+        parts = [texts.read_parts(name) for name in data]
+        fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
+    choose_windows = max(1, round(settings.tokens * CHOOSE_SHARE / settings.seq_len))
+    fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
+    fit_rows, fit_refs = _cut(fit, fit_windows, settings.seq_len, settings.seed, tokenizer)
+    choose_rows, choose_refs = _cut(choose, choose_windows, settings.seq_len, settings.seed, tokenizer)
+    share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
+    verify_rows = torch.cat(
+        [texts.windows(text, tokenizer, length=context, count=share, seed=settings.seed) for text in choose]
+    )
+    if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
+        verify_rows = choose_rows
+    return Corpus(fit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
+
+
+def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
+    """About the same number of windows from each text."""
+    rows, refs = [], []
+    for i, text in enumerate(sources):
+        share = count // len(sources) + (i < count % len(sources))
+        own = texts.windows(text, tokenizer, length=length, count=share, seed=seed)
+        if not len(own):
+            raise TextError(
+                f"{text.source}: its {text.part} part is shorter than one window of {length} tokens; "
+                "give a longer text, or lower --seq-len"
+            )
+        rows.append(own)
+        refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel()))
+    return torch.cat(rows), refs
