@@ -125,6 +125,7 @@ def run(
             overwrite=overwrite, track=track, **recipe.plan.model_dump(),
         )
     )  # fmt: skip
+    report(plan_directory)
     report(compress(plan_directory, target, recipe=text, overwrite=overwrite, **recipe.apply.model_dump()))
     result = evaluate(target, track=track, **recipe.eval.model_dump())
     report(result)

@@ -124,6 +124,10 @@ def read_origin(directory: str | Path) -> dict[str, Any]:
     Raises:
         ArtifactError: the folder is not an emitted checkpoint.
     """
+    if (Path(directory) / PLAN_FILE).is_file():
+        raise ArtifactError(f"{directory}: a plan, not a checkpoint; first: ffncompress apply {directory} -o OUT")
+    if not Path(directory).is_dir():
+        raise ArtifactError(f"{directory}: no such folder; make one with: ffncompress apply PLAN -o {directory}")
     return _read_json(directory, ORIGIN_FILE, "it was not made by ffncompress apply")
 
 

@@ -17,6 +17,7 @@ import torch
 
 from ffncompress import __version__, texts
 from ffncompress.artifact import GATE_FILE, META, base_source, load, read_origin, read_plan
+from ffncompress.card import write_card
 from ffncompress.errors import FfncompressError, TextError
 from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
@@ -68,7 +69,7 @@ def run_gate(
         after = lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, track, f"lm-eval: slimmed on {name}")
         results.append(_text_result(text, pieces, context, before, after))
 
-    limit = Limit.parse(settings.max_delta)
+    limit = Limit.parse(settings.max_delta or plan.settings.max_delta)
     prompt = settings.prompt or _prompt(inputs[0])
     main = results[0]
     with stage(track, "continuing a prompt"):
@@ -89,6 +90,7 @@ def run_gate(
         continuation_slimmed=continuations[1],
     )
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
+    write_card(directory, plan, origin, result)
     return result
 
 
@@ -159,11 +161,11 @@ def _measure_speed(base: Any, slimmed: Any, context: int, settings: EvalSettings
                 torch.cuda.synchronize()
             if round_:  # the first round warms up
                 times[id(model)].append(time.perf_counter() - start)
-    slow, fast = times[id(base)], times[id(slimmed)]
+    slow, fast = statistics.median(times[id(base)]), statistics.median(times[id(slimmed)])
     return Speed(
-        base=ids.numel() / statistics.median(slow),
-        slimmed=ids.numel() / statistics.median(fast),
-        ratio=statistics.median(b / s for b, s in zip(slow, fast, strict=True)),
+        base=ids.numel() / slow,
+        slimmed=ids.numel() / fast,
+        ratio=slow / fast,
         batch=(settings.batch_size, context),
         repeats=settings.repeats,
         device=str(ids.device.type),

@@ -177,8 +177,11 @@ class Plan(_Record):
             PlanError: it is missing, corrupted, or of another schema.
         """
         file = Path(directory) / PLAN_FILE
+        if (file.parent / "ffncompress" / PLAN_FILE).is_file():
+            raise PlanError(f"{directory}: a slimmed checkpoint, not a plan; try: ffncompress eval {directory}")
         if not file.is_file():
-            raise PlanError(f"{directory}: there is no {PLAN_FILE} in it; make one with: ffncompress plan MODEL")
+            missing = f"there is no {PLAN_FILE} in it" if file.parent.is_dir() else "no such folder"
+            raise PlanError(f"{directory}: {missing}; make a plan with: ffncompress plan MODEL")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             version = content.get("schema_version")

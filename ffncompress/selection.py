@@ -79,14 +79,23 @@ def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int]
     if chosen:
         final = next(c for c in reversed(joint) if c.blocks == chosen)
         verdict = "within" if final.within_limit else "OVER"
-        return (
-            f"{len(chosen)} of {len(measured)} blocks replaced: {final.delta:+.2f} ±{final.delta_error:.2f} perplexity "
-            f"({100 * final.delta / final.base_perplexity:+.1f} %) together, {verdict} the limit of {limit}"
+        return f"{len(chosen)} of {len(measured)} blocks replaced: {_costs(final)}, {verdict} the limit of {limit}"
+    advice = "raise --max-delta, lower --budget, or force it with --blocks"
+    alone = [check for check in joint if len(check.blocks) == 1]
+    if alone:  # it passed by itself on average, and failed the check
+        miss = f"block {alone[-1].blocks[0]}: {_costs(alone[-1])}, which a margin of 95 % does not let pass"
+    else:
+        nearest = min(range(len(measured)), key=lambda i: measured[i].delta)
+        swap = measured[nearest]
+        miss = (
+            f"block {nearest}: {swap.delta:+.2f} ±{swap.delta_error:.2f} perplexity ({100 * swap.delta / base:+.1f} %)"
         )
-    nearest = min(range(len(measured)), key=lambda i: measured[i].delta)
-    miss = measured[nearest]
+    return f"nothing is safe to replace within {limit}; the nearest miss is {miss}; {advice}"
+
+
+def _costs(check: JointCheck) -> str:
+    relative = 100 * check.delta / check.base_perplexity
     return (
-        f"nothing is safe to replace within {limit}: the nearest miss is block {nearest}, alone "
-        f"{miss.delta:+.2f} ±{miss.delta_error:.2f} perplexity ({100 * miss.delta / base:+.1f} %); "
-        "raise --max-delta, lower --budget, or force it with --blocks"
+        f"{check.delta:+.2f} ±{check.delta_error:.2f} perplexity, {relative:+.1f} % of {check.base_perplexity:.2f} "
+        f"at context {check.context}"
     )

@@ -120,13 +120,13 @@ class EvalSettings(_Settings):
 
     data: str | None = None
     also: list[str] = []
-    max_delta: LimitText = "5%"
+    max_delta: LimitText | None = None  # the plan's own
     context: int | None = Field(None, ge=16)
     tokens: int = Field(16_384, ge=256)
     batch_size: int = Field(4, ge=1)
     dtype: Dtype = "auto"
     device: str = "auto"
-    repeats: int = Field(3, ge=1)
+    repeats: int = Field(5, ge=1)
     prompt: str | None = None
 
 

@@ -160,6 +160,11 @@ def test_a_plan_for_another_model(tiny_folder, demo_plan: Path, tmp_path: Path) 
     assert not (tmp_path / "slim").exists()
 
 
+def test_a_checkpoint_is_not_a_plan(demo_slim: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="a slimmed checkpoint, not a plan"):
+        api.compress(demo_slim, tmp_path / "slim")
+
+
 def test_a_base_that_moved(tiny_folder, tmp_path: Path) -> None:
     folder = tmp_path / "moved"
     folder.symlink_to(tiny_folder("gpt2"))
@@ -228,6 +233,8 @@ def test_an_empty_plan_is_refused_unless_asked_for(tmp_path: Path) -> None:
     made = api.plan("demo", plan, tokens=4096, max_delta="0.0000001")
     assert not made.replaced
     assert "nearest miss is block" in made.summary
+    with pytest.raises(ArtifactError, match="a plan, not a checkpoint"):
+        api.evaluate(plan)
     with pytest.raises(PlanError, match="replaces nothing"):
         api.compress(plan, tmp_path / "slim")
     copy = api.compress(plan, tmp_path / "slim", allow_empty=True)

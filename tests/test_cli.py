@@ -94,11 +94,11 @@ def test_the_pipeline_by_hand(
         (["plan", "demo", "--max-delta", "some"], "is not a limit"),
         (["plan", "demo", "--tokens", "256"], "at least 512 are needed"),
         (["plan", "demo", "--what"], "No such option"),
-        (["apply", "no-plan", "-o", "out"], "there is no plan.json"),
-        (["eval", "no-out"], "not made by ffncompress apply"),
-        (["push", "no-out", "a/b"], "not made by ffncompress apply"),
+        (["apply", "no-plan", "-o", "out"], "no such folder"),
+        (["eval", "no-out"], "no such folder"),
+        (["push", "no-out", "a/b"], "no such folder"),
         (["run", "no.yaml"], "cannot be read"),
-        (["show", "nothing"], "there is no plan.json"),
+        (["show", "nothing"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(

@@ -70,6 +70,8 @@ def test_everything_is_reported(slim: Path, tmp_path: Path) -> None:
     assert result.sizes.bytes_on_disk[0] > result.sizes.bytes_on_disk[1]
     assert result.speed.base > 0
     assert result.speed.repeats == 2
+    assert result.speed.ratio == pytest.approx(result.speed.slimmed / result.speed.base)
+    assert "perplexity" in (slim / "README.md").read_text().split("---")[1]  # the card knows
     assert result.continuation_base
     assert result.continuation_slimmed
 

@@ -50,7 +50,7 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
     default="8x",
     metavar="FACTOR",
     show_default=True,
-    help="A replaced FFN keeps at most 1/8 of its weights.",
+    help="A replaced FFN keeps at most 1/FACTOR of its weights.",
 )
 @click.option(
     "--max-delta",
@@ -93,7 +93,8 @@ def plan(
             data=list(data), choose_data=list(choose_data), **settings,
         )  # fmt: skip
     console.print_plan(made, to_stderr=json_file == "-")
-    console.say(f"Plan: {output}   Next: ffncompress apply {output} -o FOLDER", to_stderr=json_file == "-")
+    next_step = f"   Next: ffncompress apply {output} -o FOLDER" if made.replaced else ""
+    console.say(f"Plan: {output}{next_step}", to_stderr=json_file == "-")
     console.write_json(json_file, made.model_dump_json(indent=1))
 
 
@@ -126,17 +127,11 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
 @click.argument("folder", metavar="OUT")
 @click.option("--data", metavar="TEXT", help="Text to report on.  [default: the part that the plan left alone]")
 @click.option("--also", multiple=True, metavar="TEXT", help="Out-of-domain text to report too; may be repeated.")
-@click.option(
-    "--max-delta",
-    default="5%",
-    metavar="LIMIT",
-    show_default=True,
-    help="The gate: 5% of the base's perplexity, or 1.0.",
-)
+@click.option("--max-delta", metavar="LIMIT", help="The gate: 5% of the base's, or 1.0.  [default: the plan's]")
 @click.option("--context", type=int, help="Context length.  [default: 512, or the model's own if shorter]")
 @click.option("--tokens", type=int, default=16_384, show_default=True, help="Tokens of each text.")
 @click.option("--batch-size", type=int, default=4, show_default=True)
-@click.option("--repeats", type=int, default=3, show_default=True, help="Interleaved timings of each model.")
+@click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
 @_device_options

@@ -94,22 +94,25 @@ def print_stage(made: Any, *, to_stderr: bool = False) -> None:
 def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) -> None:
     """The blocks of a plan at a glance; with reasons, why each was treated so."""
     console = _console(to_stderr)
-    table = _table(
-        "block", "R2_lin", "median", "ranks i/o/m", "cond", "predicted", "swap dPPL", "fit:text", "option:text", ":text"
-    )
+    wide = console.width >= 96  # a narrow terminal gets what decides; plan.json has the rest
+    extra = ("median", "ranks i/o/m", "cond") if wide else ()
+    table = _table("block", "R2_lin", *extra, "predicted", "swap dPPL", "fit:text", "option:text", ":text")
     for block in plan.blocks:
         scores, swap = block.scores, block.swap
-        option = "dense" if swap.kind == "dense" else f"rank {swap.rank}"
+        ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
+        details = (
+            f"{scores.r2_median_feature:.2f}",
+            "/".join(f"{rank:.0f}" for rank in ranks),
+            f"{scores.condition_number:.0e}",
+        )
         table.add_row(
             str(block.index),
             f"{scores.r2_lin:.3f} ±{scores.r2_lin_error:.3f}",
-            f"{scores.r2_median_feature:.2f}",
-            f"{scores.effective_rank_input:.0f}/{scores.effective_rank_output:.0f}/{scores.effective_rank_map:.0f}",
-            f"{scores.condition_number:.0e}",
+            *(details if wide else ()),
             _delta(swap.predicted_delta),
             f"{_delta(swap.delta)} ±{swap.delta_error:.2f}",
             swap.weighting,
-            option,
+            "dense" if swap.kind == "dense" else f"rank {swap.rank}",
             Text("replace" if block.replace else "keep", style="bold cyan" if block.replace else "dim"),
         )
     texts = ", ".join(Path(text.source).name for text in plan.choose_text)
@@ -162,17 +165,17 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console = _console(to_stderr)
     table = _table(":text", "base", "slimmed", "change", "")
     for text in (result.main, *result.also):
-        table.add_row(f"perplexity, {Path(text.text).name[-24:]} ({text.part})")
-        counted = f"  token ({text.tokens:,} tokens, context {text.context})"
-        for label, unit in ((counted, "token"), ("  word", "word"), ("  byte", "byte")):
-            table.add_row(*_change(label, getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
+        table.add_row(f"perplexity, {Path(text.text).name[-20:]} ({text.part})")
+        table.add_row(f"{text.tokens:,} tokens, context {text.context}")
+        for unit in ("token", "word", "byte"):
+            table.add_row(*_change(f"  {unit}", getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
     sizes, speed = result.sizes, result.speed
     table.add_row(*_change("parameters, replaced FFNs", *sizes.replaced_ffns))
     table.add_row(*_change("parameters, all FFNs", *sizes.all_ffns))
     table.add_row(*_change("parameters, whole model", *sizes.whole_model))
     table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
     shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
-    table.add_row(*_change(f"tokens/s ({shape}, median of {speed.repeats})", speed.base, speed.slimmed, ",.0f"))
+    table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
     console.print(Text(f"prompt   {result.prompt!r}"))
     console.print(Text(f"base     {result.continuation_base!r}"))
