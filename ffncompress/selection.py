@@ -79,7 +79,7 @@ def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int]
     if chosen:
         final = next(c for c in reversed(joint) if c.blocks == chosen)
         verdict = "within" if final.within_limit else "OVER"
-        return f"{len(chosen)} of {len(measured)} blocks replaced: {_costs(final)}, {verdict} the limit of {limit}"
+        return f"{len(chosen)} of {len(measured)} blocks replaced: {_costs(final)}, {verdict} {limit}"
     advice = "raise --max-delta, lower --budget, or force it with --blocks"
     alone = [check for check in joint if len(check.blocks) == 1]
     if alone:  # it passed by itself on average, and failed the check
@@ -96,6 +96,6 @@ def summarise(measured: list[Swap], base: float, limit: Limit, chosen: list[int]
 def _costs(check: JointCheck) -> str:
     relative = 100 * check.delta / check.base_perplexity
     return (
-        f"{check.delta:+.2f} ±{check.delta_error:.2f} perplexity, {relative:+.1f} % of {check.base_perplexity:.2f} "
-        f"at context {check.context}"
+        f"{check.delta:+.2f} ±{check.delta_error:.2f} perplexity "
+        f"({relative:+.1f} % of {check.base_perplexity:.2f}, context {check.context})"
     )
