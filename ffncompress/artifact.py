@@ -79,7 +79,7 @@ def save_compressed(
             model.save_pretrained(stage, max_shard_size=settings.max_shard_size)
         tokenizer.save_pretrained(stage)
         _write_meta(stage, plan, Path(plan_directory), source, model, recipe)
-        _prove_parity(model, tokenizer, stage)
+        _prove_parity(model, stage)
     return Path(output)
 
 
@@ -206,7 +206,7 @@ def _licence(source: ModelSource) -> str | None:
 
 
 @torch.inference_mode()
-def _prove_parity(model: Any, tokenizer: Any, stage: Path) -> None:
+def _prove_parity(model: Any, stage: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
     ids = torch.arange(3, 19)[None] % model.config.vocab_size
     expected = model(input_ids=ids, use_cache=False).logits

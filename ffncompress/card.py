@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from ffncompress.report import GateResult, TextResult
 
 
-def write_card(directory: Path, plan: Plan, origin: dict[str, Any], gate: GateResult | None = None) -> None:
+def write_card(
+    directory: Path, plan: Plan, origin: dict[str, Any], gate: GateResult | None = None, repo: str = "THIS/FOLDER"
+) -> None:
     """Write README.md into a checkpoint folder; with a gate result it carries the evaluation too."""
     from huggingface_hub import ModelCard
 
     front = _front_matter(plan, origin, gate).to_yaml()
-    card = ModelCard(f"---\n{front}\n---\n\n{_body(plan, origin, gate)}")
+    card = ModelCard(f"---\n{front}\n---\n\n{_body(plan, origin, gate, repo)}")
     (directory / "README.md").write_text(str(card), encoding="utf-8")
 
 
@@ -59,7 +61,7 @@ def _short(plan: Plan) -> str:
     return plan.base.name if plan.base.revision else Path(plan.base.name).name
 
 
-def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None) -> str:
+def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str) -> str:
     ratios = plan.ratios
     count = len(plan.replaced)
     sections = [
@@ -71,8 +73,8 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None) -> str:
         "## How to load",
         "```\npip install ffncompress\n```",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("THIS/REPO")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("THIS/REPO")\n```',
+        f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
         "No import of ffncompress is needed, but it must be installed: without it, loading stops with a size mismatch.",
         "## What it costs",
         _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
@@ -99,6 +101,7 @@ def reproduce_command(plan: Plan) -> str:
     for name in settings.choose_data:
         words += ["--choose-data", Path(name).name]
     words += ["--blocks", settings.blocks] if settings.blocks else []
+    words += ["--context", str(settings.context)] if settings.context else []
     words += ["--tokens", str(settings.tokens), "--seq-len", str(settings.seq_len), "--seed", str(settings.seed)]
     return " ".join(words)
 

@@ -25,7 +25,7 @@ def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | N
     directory = Path(directory)
     origin, plan = read_origin(directory), read_plan(directory)
     gate = _passed_gate(directory, settings.force)
-    write_card(directory, plan, origin, gate)
+    write_card(directory, plan, origin, gate, settings.repo)
 
     from huggingface_hub import HfApi
 

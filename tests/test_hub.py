@@ -78,8 +78,17 @@ def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
     assert card.data.license == "apache-2.0"
     assert "ffncompress" in card.data.tags
     assert {r.metric_type for r in card.data.eval_results} == {"perplexity"}
-    for words in ("How to load", "How to reproduce", "ffncompress plan demo", "| 1 |", "dense linear", "Gate: passed"):
+    for words in (
+        "How to load",
+        "How to reproduce",
+        "ffncompress plan demo",
+        "| 1 |",
+        "dense linear",
+        "Gate: passed",
+        'from_pretrained("someone/slim")',
+    ):
         assert words in card.text
+    assert 'from_pretrained("someone/slim")' in card.text
 
 
 def test_a_hub_model_is_planned_by_its_id(tiny_folder, tmp_path: Path) -> None:

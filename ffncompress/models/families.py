@@ -26,10 +26,6 @@ class Layout:
     inner: tuple[str, ...]
     out: str
 
-    @property
-    def gated(self) -> bool:
-        return len(self.inner) == 2
-
 
 GPT2 = Layout(("c_fc",), "c_proj")
 NEOX = Layout(("dense_h_to_4h",), "dense_4h_to_h")

@@ -46,9 +46,7 @@ class ModelSource:
         return sum(file.stat().st_size for file in self.weight_files())
 
 
-def find_model(
-    name: str, *, revision: str | None = None, trust_remote_code: bool = False, local_only: bool = False
-) -> ModelSource:
+def find_model(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSource:
     """Locate a model; a Hub id is downloaded (safetensors and text files only, never a pickle).
 
     Raises:
@@ -64,7 +62,7 @@ def find_model(
     elif path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"{name}: no such file or folder; give a Hub id, a model folder or a .gguf file")
     else:
-        directory = _snapshot(name, revision, local_only)
+        directory = _snapshot(name, revision)
         source = ModelSource(name, directory, None, directory.name, True, trust_remote_code)
     if not (source.directory / "config.json").is_file():
         raise ModelError(f"{name}: there is no config.json in it; give the folder of a Hugging Face model")
@@ -144,11 +142,11 @@ def quiet_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _snapshot(name: str, revision: str | None, local_only: bool) -> Path:
+def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS, local_files_only=local_only))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
     except Exception as error:  # huggingface_hub, its HTTP client and the socket each have their own
         at = f" at revision {revision}" if revision else ""
         raise ModelError(
