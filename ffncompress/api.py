@@ -8,7 +8,7 @@ from typing import Any
 
 from ffncompress.errors import FfncompressError
 from ffncompress.gate import run_gate
-from ffncompress.plans import Plan
+from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.recipe import Recipe
 from ffncompress.report import GateResult
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
@@ -28,7 +28,7 @@ def plan(
     """Score every FFN of a model, choose what to replace, and write the plan folder.
 
     Args:
-        model: a Hub id, a model folder, a .gguf file, or "demo" for the embedded model.
+        model: a Hub id, a model folder, a .gguf file, "demo" for the embedded model, or a plan with its moments kept.
         output: the plan folder to write.
         revision: a Hub revision.
         trust_remote_code: run code that comes with the model.
@@ -36,18 +36,22 @@ def plan(
         track: wraps each long loop, for a progress bar.
         **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
     """
-    from ffncompress.planner import make_plan
+    from ffncompress.planner import make_plan, replan
     from ffncompress.staging import check_free
 
     checked = _settings(PlanSettings, settings)
     workers = Workers(checked.device)
     if workers.is_main:
         check_free(output, overwrite=overwrite)
-    made, tensors = make_plan(
-        model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
-    )
+    moments = None
+    if (Path(model) / PLAN_FILE).is_file():
+        made, tensors = replan(model, checked, track)
+    else:
+        made, tensors, moments = make_plan(
+            model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
+        )
     if workers.is_main:
-        made = made.save(output, tensors, overwrite=overwrite)
+        made = made.save(output, tensors, moments, overwrite=overwrite)
     workers.wait()
     return made
 

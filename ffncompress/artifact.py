@@ -20,18 +20,17 @@ from typing import Any
 import torch
 
 from ffncompress import __version__
-from ffncompress.errors import ArtifactError, ModelError, PlanError
+from ffncompress.errors import ArtifactError, PlanError
 from ffncompress.models import (
     ModelSource,
     count_parameters,
     find_blocks,
-    find_model,
     install_,
     load_model,
     load_tokenizer,
     quiet_bars,
 )
-from ffncompress.patcher import stand_ins
+from ffncompress.patcher import base_source, shape_of, stand_ins
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, register, spec_of
 from ffncompress.settings import ApplySettings
@@ -72,7 +71,7 @@ def save_compressed(
     install_(model, stand_ins(model, plan, tensors))
     if plan.replaced:
         model.config.quantization_config = FfncompressConfig(
-            {b.path: spec_of(b.swap.kind, b.swap.rank, layouts[b.path], b.d_in, b.d_out) for b in plan.replaced}
+            {b.path: spec_of(shape_of(b), layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )
     with staged_directory(output, overwrite=overwrite) as stage:
         with quiet_bars():
@@ -81,26 +80,6 @@ def save_compressed(
         _write_meta(stage, plan, Path(plan_directory), source, model, recipe)
         _prove_parity(model, stage)
     return Path(output)
-
-
-def base_source(plan: Plan, model_name: str | None = None) -> ModelSource:
-    """The plan's base model on this disk, checked by its fingerprint."""
-    base = plan.base
-    name = model_name or base.name
-    try:
-        revision = base.revision if model_name is None else None
-        source = find_model(name, revision=revision, trust_remote_code=base.trust_remote_code)
-    except ModelError as error:
-        if model_name is not None:
-            raise
-        raise ModelError(f"the plan's base model is not found ({error}); say where it is with --model") from error
-    if source.fingerprint() != base.fingerprint:
-        at = f" at revision {base.revision}" if base.revision else ""
-        raise ModelError(
-            f"{name}: these are not the weights that the plan was made for ({base.name}{at}); "
-            "give the right model or revision, or make a new plan"
-        )
-    return source
 
 
 def load(directory: str | Path, **options: Any) -> Any:

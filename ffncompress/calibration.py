@@ -1,16 +1,17 @@
 """One forward pass over token windows fills the moments of every block.
 
-For each block two sets are kept, over the fit windows and over the held-out ones: plain, as R2_lin is defined, and
-with each row weighted by 1 / |s|^2, where s is the residual stream after the block. The next norm divides by the
-stream's scale, so a weighted error is an error as the rest of the model sees it; and the massive activations of a
-few tokens, which would otherwise own the fit, count as one row each.
+For each block two sets are kept, over the fit windows and over the held-out ones: of its input and output (x, y),
+plain, as R2_lin is defined; and of (z, y), z = [h, x] with the inner activations h, each row weighted by 1 / |s|^2,
+where s is the residual stream after the block. The next norm divides by the stream's scale, so a weighted error is an
+error as the rest of the model sees it; and the massive activations of a few tokens, which would otherwise own the fit,
+count as one row each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -30,23 +31,45 @@ ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
 class BlockMoments:
     """The four sets of one block."""
 
+    neurons: int  # how many features of z are inner activations
     fit: Moments
     held_out: Moments
-    fit_weighted: Moments
-    held_out_weighted: Moments
+    fit_inner: Moments
+    held_out_inner: Moments
 
     @classmethod
     def zeros(cls, block: Block, device: torch.device) -> BlockMoments:
-        def zeros(full_yy: bool) -> Moments:
-            return Moments.zeros(block.d_in, block.d_out, full_yy=full_yy, device=device)
+        def zeros(d_in: int, full_yy: bool = False) -> Moments:
+            return Moments.zeros(d_in, block.d_out, full_yy=full_yy, device=device)
 
-        return cls(fit=zeros(False), held_out=zeros(True), fit_weighted=zeros(False), held_out_weighted=zeros(False))
+        wide = block.d_inner + block.d_in
+        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), zeros(wide), zeros(wide))
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
-        return (self.held_out, self.held_out_weighted) if held_out else (self.fit, self.fit_weighted)
+        return (self.held_out, self.held_out_inner) if held_out else (self.fit, self.fit_inner)
+
+    def weighted(self) -> tuple[Moments, Moments]:
+        """(fit, held out) of (x, y) with each row weighted: a corner of the inner ones."""
+        x = slice(self.neurons, None)
+        return self.fit_inner.of_inputs(x), self.held_out_inner.of_inputs(x)
 
     def all(self) -> tuple[Moments, ...]:
-        return self.fit, self.held_out, self.fit_weighted, self.held_out_weighted
+        return self.fit, self.held_out, self.fit_inner, self.held_out_inner
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """All sums by name, for a file."""
+        return {
+            f"{part}.{f.name}": getattr(getattr(self, part), f.name).cpu() for part in _PARTS for f in fields(Moments)
+        }
+
+    @classmethod
+    def named(cls, tensors: dict[str, Tensor]) -> BlockMoments:
+        """From what `named_tensors` gave."""
+        parts = [Moments(*(tensors[f"{part}.{f.name}"] for f in fields(Moments))) for part in _PARTS]
+        return cls(parts[2].d_in - parts[0].d_in, *parts)
+
+
+_PARTS = ("fit", "held_out", "fit_inner", "held_out_inner")
 
 
 def in_passes(blocks: list[Block], limit: int = MOMENT_BYTES) -> list[list[Block]]:
@@ -54,7 +77,8 @@ def in_passes(blocks: list[Block], limit: int = MOMENT_BYTES) -> list[list[Block
     groups: list[list[Block]] = [[]]
     size = 0
     for block in blocks:
-        own = 8 * (4 * block.d_in * (block.d_in + block.d_out) + block.d_out**2)
+        wide = block.d_inner + block.d_in
+        own = 16 * (block.d_in * (block.d_in + block.d_out) + wide * (wide + block.d_out))
         if groups[-1] and size + own > limit:
             groups.append([])
             size = 0
@@ -144,23 +168,42 @@ def _device_of(model: nn.Module, block: Block) -> torch.device:
 def _taps(blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]) -> Iterator[tuple[str, Any]]:
     """Hooks that feed the moments; `role["held_out"]` says which set the batch under way belongs to."""
     for block, own in zip(blocks, moments, strict=True):
-        rows: list[Tensor] = []
 
-        def at_ffn(_module: nn.Module, args: Any, output: Any, rows: list[Tensor] = rows) -> None:
-            rows[:] = [args[0].flatten(0, -2), first_tensor(output).flatten(0, -2)]
-
-        def at_layer(
-            _module: nn.Module, _args: Any, output: Any, rows: list[Tensor] = rows, own: BlockMoments = own
-        ) -> None:
-            plain, weighted = own.pair(role["held_out"])
-            x, y = (r.to(plain.x.device).double() for r in rows)
-            stream = first_tensor(output).flatten(0, -2).to(plain.x.device)
+        def feed(rows: Rows, own: BlockMoments = own) -> None:
+            plain, inner = own.pair(role["held_out"])
+            x, h, y, stream = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.stream))
+            x, y = x.double(), y.double()
             plain.update_(x, y)
-            weighted.update_(x, y, stream_weights(stream))
-            rows.clear()
+            inner.update_(torch.cat([h.double(), x], 1), y, stream_weights(stream))
 
-        yield block.path, at_ffn
-        yield block.layer_path, at_layer
+        yield from row_taps(block, feed)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What passes through a block, a row for each token."""
+
+    x: Tensor  # the FFN's input
+    h: Tensor  # its inner activations
+    y: Tensor  # its output
+    stream: Tensor  # the residual stream after it
+
+
+def row_taps(block: Block, feed: Callable[[Rows], None]) -> list[tuple[str, Any]]:
+    """Hooks that call `feed` with a block's rows at every forward pass."""
+    seen: dict[str, Tensor] = {}
+
+    def at_out(_module: nn.Module, args: Any, _output: Any) -> None:
+        seen["h"] = args[0].flatten(0, -2)
+
+    def at_ffn(_module: nn.Module, args: Any, output: Any) -> None:
+        seen["x"], seen["y"] = args[0].flatten(0, -2), first_tensor(output).flatten(0, -2)
+
+    def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
+        feed(Rows(stream=first_tensor(output).flatten(0, -2), **seen))
+        seen.clear()
+
+    return [(block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer)]
 
 
 def stream_weights(stream: Tensor) -> Tensor:

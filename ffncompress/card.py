@@ -94,7 +94,11 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
 def reproduce_command(plan: Plan) -> str:
     """The command line that makes this plan again."""
     settings = plan.settings
-    words = ["ffncompress", "plan", _short(plan), "--budget", settings.budget, "--max-delta", settings.max_delta]
+    words = ["ffncompress", "plan", _short(plan)]
+    for option in ("budget", "max_delta", "target_speed", "at"):
+        value = getattr(settings, option)
+        words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
+    words += ["--no-refit"] if not settings.refit else []
     words += ["--revision", plan.base.revision] if plan.base.revision else []
     for text in plan.fit_text:
         words += ["--data", Path(text.source).name if "/" in text.source and ":" not in text.source else text.source]
@@ -132,10 +136,10 @@ def _gate_table(gate: GateResult) -> str:
 def _block_table(plan: Plan) -> str:
     rows = ["| block | R2_lin | median feature | swap | treated as |", "| --- | --- | --- | --- | --- |"]
     for block in plan.blocks:
-        swap = block.swap
-        kind = "dense linear" if swap.kind == "dense" else f"rank {swap.rank} linear"
+        swap, choice = block.swap, block.choice
+        kind = f"{choice.describe()} ({choice.kind})" if choice else "kept"
         rows.append(
             f"| {block.index} | {block.scores.r2_lin:.3f} ± {block.scores.r2_lin_error:.3f} | "
-            f"{block.scores.r2_median_feature:.3f} | {swap.delta:+.2f} | {kind if block.replace else 'kept'} |"
+            f"{block.scores.r2_median_feature:.3f} | {swap.delta:+.2f} | {kind} |"
         )
     return "\n".join(rows)

@@ -14,7 +14,7 @@ from ffncompress.models import ModelSource
 from ffncompress.plans import TextRef
 from ffncompress.settings import PlanSettings
 
-CHOOSE_SHARE = 0.25  # of the tokens: the paper holds out a fifth to a quarter
+CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
 
 
@@ -23,6 +23,7 @@ class Corpus:
     """The windows of a plan and the records of the texts they came from."""
 
     fit: Tensor
+    refit: Tensor  # of the same text, as many as were asked for
     choose: Tensor
     verify: Tensor  # of the choose text too, at the gate's context
     fit_text: list[TextRef]
@@ -38,17 +39,21 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     else:
         parts = [texts.read_parts(name) for name in data]
         fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
-    choose_windows = max(1, round(settings.tokens * CHOOSE_SHARE / settings.seq_len))
+    choose_tokens = min(settings.tokens * CHOOSE_SHARE, CHOOSE_TOKENS)
+    choose_windows = max(1, round(choose_tokens / settings.seq_len))
     fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
     fit_rows, fit_refs = _cut(fit, fit_windows, settings.seq_len, settings.seed, tokenizer)
     choose_rows, choose_refs = _cut(choose, choose_windows, settings.seq_len, settings.seed, tokenizer)
+    refit_rows = fit_rows
+    if settings.refit_tokens:
+        refit_rows, _ = _cut(fit, max(1, settings.refit_tokens // settings.seq_len), settings.seq_len, settings.seed, tokenizer)
     share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
     verify_rows = torch.cat(
         [texts.windows(text, tokenizer, length=context, count=share, seed=settings.seed) for text in choose]
     )
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
-    return Corpus(fit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
+    return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
 
 
 def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:

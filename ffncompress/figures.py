@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffncompress.settings import Limit
-
 if TYPE_CHECKING:
     from ffncompress.plans import Plan
 
@@ -22,8 +20,8 @@ def draw_profile(plan: Plan, file: Path) -> None:
     blocks = plan.blocks
     at = [b.index for b in blocks]
     colours = [_REPLACED if b.replace else _KEPT for b in blocks]
-    figure = Figure(figsize=(max(7.0, 0.34 * len(blocks) + 2), 6.0), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True)
+    figure = Figure(figsize=(max(7.0, 0.34 * len(blocks) + 2), 7.2), layout="constrained")
+    top, bottom, share = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
 
     r2 = [b.scores.r2_lin for b in blocks]
     top.bar(at, r2, yerr=[b.scores.r2_lin_error for b in blocks], color=colours, ecolor=_INK, capsize=2)
@@ -40,17 +38,23 @@ def draw_profile(plan: Plan, file: Path) -> None:
     bottom.set_yscale("symlog", linthresh=decade)  # linear below a decade's tick, so that no tick crowds the zero
     bottom.axhline(0, color=_INK, lw=0.6)
     bottom.set_ylabel(f"swap delta-PPL\n(base {plan.base_perplexity:.2f})")
-    bottom.set_xlabel("block")
-    bottom.set_xticks(at)
+    share.bar(at, [b.parameters_after / b.parameters for b in blocks], color=colours)
+    share.set_ylim(0, 1.05)
+    share.set_ylabel("share kept")
+    share.set_xlabel("block")
+    share.set_xticks(at)
     bottom.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    allowed = Limit.parse(plan.settings.max_delta).allowance(plan.base_perplexity)
-    bottom.axhline(allowed, color="#c92a2a", lw=0.8, ls="--", label=f"limit {plan.settings.max_delta}, all together")
+    limit = plan.settings.limit
+    if limit:
+        allowed = limit.allowance(plan.base_perplexity)
+        bottom.axhline(allowed, color="#c92a2a", lw=0.8, ls="--", label=f"limit {limit}, all together")
 
-    for axes in (top, bottom):
+    for axes in (top, bottom, share):
         axes.set_xlim(at[0] - 0.7, at[-1] + 0.7)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in (top, bottom):
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)  # clear of the bars
-    replaced = f"{len(plan.replaced)} of {len(blocks)} FFNs replaced (teal) at {plan.settings.budget}"
+    replaced = f"{len(plan.replaced)} of {len(blocks)} FFNs replaced (teal) ({plan.settings.asks()})"
     tokens = sum(text.tokens for text in plan.choose_text)
     figure.suptitle(
         f"{Path(plan.base.name).name}: {replaced}\n"
@@ -58,4 +62,35 @@ def draw_profile(plan: Plan, file: Path) -> None:
         f"context {plan.settings.seq_len}",
         fontsize=10,
     )
+    figure.savefig(file, dpi=150)
+
+
+def draw_frontier(plan: Plan, file: Path) -> None:
+    """Size against perplexity: a person picks a point."""
+    from matplotlib.figure import Figure
+
+    points, whole = plan.frontier, plan.base.parameters
+    millions = [point.parameters / 1e6 for point in points]
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    axes = figure.subplots()
+    expected = [point.expected_perplexity for point in points]
+    axes.plot(millions, expected, "-", color=_REPLACED, label="expected")
+    measured = [
+        (size, p.measured_perplexity) for size, p in zip(millions, points, strict=True) if p.measured_perplexity
+    ]
+    axes.plot(*zip(*measured, strict=True), "o", color=_REPLACED, label="measured, before refitting")
+    final = plan.final_check
+    if final is not None and plan.replaced:
+        axes.plot([final.parameters / 1e6], [final.perplexity], "*", ms=13, color="#e8590c", label="this plan")
+    axes.set_yscale("log")
+    axes.set_xlabel("parameters, millions")
+    axes.set_ylabel("perplexity on the choose text")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    shares = axes.secondary_xaxis("top", functions=(lambda m: m * (1e6 / whole), lambda s: s * (whole / 1e6)))  # type: ignore[operator]
+    shares.set_xlabel("share of the whole model (--at)")
+    axes.grid(alpha=0.25, which="both")
+    axes.spines[["right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity", fontsize=10)
     figure.savefig(file, dpi=150)

@@ -1,6 +1,6 @@
-"""What each map of each rank is predicted to cost in loss: one backward pass over a little held-out text.
+"""What each stand-in is predicted to cost in loss: one backward pass over a little held-out text.
 
-A map errs by e at a token whose residual stream after the block is s. To second order, with the Fisher information
+A stand-in errs by e at a token whose residual stream after the block is s. To second order, with the Fisher information
 for the Hessian, an error costs E[(g'e)^2] / 2 in loss, where g is the gradient of the loss with respect to s and its
 labels are drawn from the model itself. That is a local truth, and some errors are not small: a map that fails to
 write a massive activation leaves a token with a stream a hundred times shorter, and every later norm divides by it.
@@ -11,43 +11,45 @@ What the rest of the model sees of s is its direction, so the step is taken ther
 For small e this is the same (g is orthogonal to s wherever only the direction counts); for large e it is right where
 the local form is off by orders of magnitude. With V the map's output directions and c = V' W'(x - x0), the error of
 rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as
-one.
+one. A bypass beside kept neurons is such a map too, of what the neurons leave of x and y.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.calibration import first_tensor, hooked, own_batches
+from ffncompress.calibration import Rows, first_tensor, hooked, own_batches
 from ffncompress.models import Block
-from ffncompress.recovery import LinearFit
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.workers import Track, Workers, silent
+
+Fit = LinearFit | NeuronFit | HybridFit
 
 
 def predict_losses(
     model: Any,
     blocks: list[Block],
-    maps: list[dict[str, LinearFit]],
+    maps: Sequence[Mapping[str, Fit]],
     windows: Tensor,
     workers: Workers,
     seed: int = 0,
     track: Track = silent,
 ) -> list[dict[str, Tensor]]:
-    """The predicted rise in loss of each block's maps at rank 0, 1, ..., max_rank."""
+    """The predicted rise in loss of each block's fits, at rank 0, 1, ..., max_rank; kept neurons have one rank only."""
     model.requires_grad_(False)
-    totals = [{name: torch.zeros(fit.max_rank + 1, dtype=torch.float64) for name, fit in each.items()} for each in maps]
+    totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     for at, batch in track(own_batches(windows, workers), "predicting costs"):
         # a seed for each window, so that the labels do not depend on how the windows are shared out
         taken = gradients(model, blocks, batch, [seed + 7919 * index for index in at.tolist()])
-        for rows, each, total in zip(taken, maps, totals, strict=True):
+        for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
-                total[name] += loss_by_rank(fit, *rows).sum(0).cpu()
+                total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
     workers.sum_([total for each in totals for total in each.values()])
     return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
 
@@ -55,6 +57,25 @@ def predict_losses(
 def delta_perplexity(base: float, rise: float) -> float:
     """A rise in loss as the perplexity that it adds to a base; what is not finite is as bad as can be."""
     return base * math.expm1(min(rise, 50.0) if math.isfinite(rise) else 50.0)
+
+
+def _ranks(fit: Fit) -> int:
+    if isinstance(fit, NeuronFit):
+        return 1
+    return (fit.bypass if isinstance(fit, HybridFit) else fit).max_rank + 1
+
+
+def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
+    """The predicted loss of each row at each rank of a fit, [rows, ranks]."""
+    if isinstance(fit, LinearFit):
+        return loss_by_rank(fit, rows.x, rows.y, rows.stream, gradient)
+    if isinstance(fit, HybridFit):
+        h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
+        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient)
+    error = rows.h[:, fit.kept].to(fit.out) @ fit.out - rows.y.to(fit.out)
+    error = error if fit.bias is None else error + fit.bias
+    s, g, e = (t.double() for t in (rows.stream, gradient, error))
+    return _loss((g * e).sum(1), (s * e).sum(1), (e * e).sum(1), (g * s).sum(1), (s * s).sum(1))[:, None]
 
 
 def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:
@@ -70,20 +91,27 @@ def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient:
     ge = along((g * e0).sum(1), (g @ v) * c)
     se = along((s * e0).sum(1), (s @ v) * c)
     ee = along((e0 * e0).sum(1), 2 * (e0 @ v) * c + c * c)
-    gs, ss = (g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True).clamp_min(1e-30)
+    return _loss(ge, se, ee, (g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True))
+
+
+def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:
+    """The step on the stream's direction, from inner products of g, s and e."""
+    ss = ss.clamp_min(1e-30)
     after = (ss + 2 * se + ee).clamp_min(1e-12 * ss)  # |s + e|^2
     return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
 
 
-def gradients(
-    model: Any, blocks: list[Block], batch: Tensor, seeds: Sequence[int]
-) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(x, y, stream, gradient) rows of every block.
+def gradients(model: Any, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[tuple[Rows, Tensor]]:
+    """The rows of every block, and the gradient of the loss with respect to the stream after it.
 
     A zero is added to each FFN's output, and to nothing else; the gradient with respect to it is the stream's.
     """
+    inner: list[Tensor] = []
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
     streams: list[Tensor] = []
+
+    def at_out(_module: nn.Module, args: Any, _output: Any) -> None:
+        inner.append(args[0].detach())
 
     def at_ffn(_module: nn.Module, args: Any, output: Tensor) -> Tensor:
         probe = torch.zeros_like(output, requires_grad=True)
@@ -93,15 +121,20 @@ def gradients(
     def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
         streams.append(first_tensor(output).detach())
 
-    taps = [(block.path, at_ffn) for block in blocks] + [(block.layer_path, at_layer) for block in blocks]
+    taps = [
+        (path, hook)
+        for block in blocks
+        for path, hook in ((block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer))
+    ]
     with hooked(model, taps), torch.enable_grad():
         logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
         labels = _draw(logits.detach(), seeds)
         F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     rows = []
-    for (x, y, probe), stream in zip(inputs, streams, strict=True):
+    for h, (x, y, probe), stream in zip(inner, inputs, streams, strict=True):
         assert probe.grad is not None
-        rows.append((x.flatten(0, -2), y.flatten(0, -2), stream.to(y.device).flatten(0, -2), probe.grad.flatten(0, -2)))
+        x, h, y, stream, gradient = (t.to(y.device).flatten(0, -2) for t in (x, h, y, stream, probe.grad))
+        rows.append((Rows(x, h, y, stream), gradient))
     return rows
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from ffncompress import __version__, texts
-from ffncompress.artifact import GATE_FILE, META, base_source, load, read_origin, read_plan
+from ffncompress.artifact import GATE_FILE, META, load, read_origin, read_plan
 from ffncompress.card import write_card
-from ffncompress.errors import FfncompressError, TextError
+from ffncompress.errors import BudgetError, FfncompressError, TextError
 from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
+from ffncompress.patcher import base_source
 from ffncompress.plans import Plan
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
@@ -57,6 +58,11 @@ def run_gate(
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
+    limit = Limit.parse(settings.max_delta) if settings.max_delta else plan.promise
+    if limit is None:
+        raise BudgetError(
+            f"{directory}: its plan was not measured, so it promises nothing; give a limit with --max-delta"
+        )
     results = []
     for text in inputs:
         pieces = cut_pieces(text, tokenizer, context, settings.tokens) if text else None
@@ -69,7 +75,6 @@ def run_gate(
         after = lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, track, f"lm-eval: slimmed on {name}")
         results.append(_text_result(text, pieces, context, before, after))
 
-    limit = Limit.parse(settings.max_delta or plan.settings.max_delta)
     prompt = settings.prompt or _prompt(inputs[0])
     main = results[0]
     with stage(track, "continuing a prompt"):
@@ -137,7 +142,7 @@ def _text_result(
 
 def _sizes(plan: Plan, origin: dict[str, Any], slimmed: Any, source: ModelSource) -> Sizes:
     before = sum(b.parameters for b in plan.replaced)
-    after = sum(b.swap.parameters for b in plan.replaced)
+    after = sum(b.parameters_after for b in plan.replaced)
     ffns = plan.base.ffn_parameters
     return Sizes(
         replaced_ffns=(before, after),

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError, PlanError
-from ffncompress.models import Block, find_blocks, install_, installed
-from ffncompress.modules import build
+from ffncompress.models import Block, ModelSource, find_blocks, find_model, install_, installed
+from ffncompress.modules import Shape, empty
 from ffncompress.plans import BlockPlan, Plan
 
 
@@ -45,16 +44,41 @@ def stand_ins(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> di
                 f"block {planned.index} ({planned.path}) of the plan is not in this model with that shape; "
                 f"the plan is for {plan.base.name}"
             )
-        modules[planned.path] = _stand_in(block, planned, tensors)
+        modules[planned.path] = _stand_in(model.get_submodule(block.path), block, planned, tensors)
     return modules
 
 
-def _stand_in(block: Block, planned: BlockPlan, tensors: Mapping[str, Tensor]) -> nn.Module:
-    swap = planned.swap
+def base_source(plan: Plan, model_name: str | None = None) -> ModelSource:
+    """The plan's base model on this disk, checked by its fingerprint."""
+    base = plan.base
+    name = model_name or base.name
+    try:
+        revision = base.revision if model_name is None else None
+        source = find_model(name, revision=revision, trust_remote_code=base.trust_remote_code)
+    except ModelError as error:
+        if model_name is not None:
+            raise
+        raise ModelError(f"the plan's base model is not found ({error}); say where it is with --model") from error
+    if source.fingerprint() != base.fingerprint:
+        at = f" at revision {base.revision}" if base.revision else ""
+        raise ModelError(
+            f"{name}: these are not the weights that the plan was made for ({base.name}{at}); "
+            "give the right model or revision, or make a new plan"
+        )
+    return source
+
+
+def shape_of(planned: BlockPlan) -> Shape:
+    """What stands in for a replaced block."""
+    choice = planned.choice
+    assert choice is not None
+    return Shape(choice.kind, choice.width, choice.rank)
+
+
+def _stand_in(ffn: nn.Module, block: Block, planned: BlockPlan, tensors: Mapping[str, Tensor]) -> nn.Module:
     prefix = f"{planned.index}."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    with torch.device("meta"):
-        module = build(swap.kind, block.layout, block.d_in, block.d_out, swap.rank)
+    module = empty(shape_of(planned), block.layout, ffn)
     try:
         module.load_state_dict(state, assign=True)
     except RuntimeError as error:

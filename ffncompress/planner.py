@@ -1,22 +1,25 @@
 """Scores and a budget in, a plan out.
 
-No block is replaced on its score alone. Each block's option within the budget is tried alone in the model; what
-passes is verified together, on text that no map was fitted on, and the most harmful are dropped until the joint
-increase is within the limit.
+Two steps: the *survey* passes over the model and gives every block a menu with predicted losses; to *settle* is to
+spend a budget on it. No block is replaced on its score alone: what is chosen is verified together, on text that
+nothing was fitted on, at the context that the gate will use. Perplexity rises more at a longer context, where the base
+has more to lose: what passes at 128 tokens may fail at 512.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ffncompress import __version__
-from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
+from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments, in_passes
 from ffncompress.corpus import Corpus, gather_text
+from ffncompress.errors import BudgetError
 from ffncompress.forecast import predict_losses
+from ffncompress.latency import time_blocks
 from ffncompress.models import (
     Block,
     ModelSource,
@@ -28,36 +31,80 @@ from ffncompress.models import (
     load_model,
     load_tokenizer,
 )
-from ffncompress.plans import BaseRef, BlockPlan, JointCheck, Option, Plan, Scores, Swap
+from ffncompress.patcher import base_source
+from ffncompress.plans import BaseRef, BlockPlan, FrontierPoint, JointCheck, Option, Plan, Scores, Swap
+from ffncompress.refit import refit
 from ffncompress.scoring import (
     PLAIN,
     Fitted,
     fit_block,
-    option_within,
+    fit_name,
+    fit_one,
+    menu,
     replacement,
     score_block,
-    score_options,
     score_swap,
+    shape_of,
     tensors_of,
     worth_trying,
 )
-from ffncompress.selection import choose_blocks, explain, joint_check, summarise
-from ffncompress.settings import Budget, Limit, PlanSettings, parse_blocks
+from ffncompress.selection import (
+    Choice,
+    Market,
+    draw_line,
+    explain,
+    joint_check,
+    smallest_within,
+    summarise,
+    surprise,
+    within_factor,
+)
+from ffncompress.settings import Budget, PlanSettings, parse_blocks, parse_speed
 from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
 from ffncompress.workers import Track, Workers, silent, stage
 
 SWAP_TOKENS = 4096  # of the choose text, for what is done block by block; the joint check takes all of it
+SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What the passes over the model gave, block by block."""
+@dataclass
+class Survey:
+    """A model, its text, and what the passes over it gave, block by block."""
 
-    base: float  # perplexity
+    source: ModelSource
+    model: Any
+    blocks: list[Block]
+    corpus: Corpus
+    workers: Workers
+    track: Track
+    base: float  # perplexity on the choose windows
+    base_losses: Tensor  # of each verify window
     scores: list[Scores]
-    options: list[list[Option]]
+    menus: list[list[Option]]
     swaps: list[Swap]
-    modules: list[nn.Module]  # the better stand-in of each
+    fitted: list[Fitted]
+    moments: dict[str, Tensor] | None
+
+    def market(self) -> Market:
+        return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
+
+    def modules(self, choice: Choice) -> dict[int, nn.Module]:
+        """The stand-ins of a choice, as fitted on the original model's activations."""
+        return {
+            i: replacement(block, self.model.get_submodule(block.path), shape_of(option), fitted.maps[fit_name(option)])
+            for i, (block, option, fitted) in enumerate(zip(self.blocks, choice, self.fitted, strict=True))
+            if option is not None
+        }
+
+    def check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None = None) -> JointCheck:
+        """Replace some blocks together and measure."""
+        windows = self.corpus.verify
+        at = {self.blocks[i].path: module for i, module in (modules or self.modules(choice)).items()}
+        with installed(self.model, at):
+            size = count_parameters(self.model)
+            together = sequence_losses(self.model, windows, self.workers, self.track, f"verifying {len(at)} together")
+        limit = settings.limit
+        return joint_check(choice, size, self.base_losses, together, windows.shape[1], limit, modules is not None)
 
 
 def make_plan(
@@ -68,116 +115,262 @@ def make_plan(
     trust_remote_code: bool = False,
     workers: Workers | None = None,
     track: Track = silent,
-) -> tuple[Plan, dict[str, Tensor]]:
-    """Measure a model and choose what to replace; returns the plan and its fitted tensors.
+) -> tuple[Plan, dict[str, Tensor], dict[str, Tensor] | None]:
+    """Measure a model and choose what to replace; returns the plan, its fitted tensors, and the moments if asked.
 
     Raises:
         FfncompressError: the model, the text or the budget does not serve; the message says what would.
     """
-    budget, limit = Budget.parse(settings.budget), Limit.parse(settings.max_delta)
     source = find_model(model_name, revision=revision, trust_remote_code=trust_remote_code)
-    workers = workers or Workers(settings.device)
+    found = survey(source, settings, workers or Workers(settings.device), track)
+    return (*settle(found, settings), found.moments)
+
+
+def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:
+    """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
     with stage(track, f"loading {source.name}"):
         dtype = workers.dtype(settings.dtype)
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
     blocks = find_blocks(model)
-    forced = parse_blocks(settings.blocks, len(blocks)) if settings.blocks else None
-    sizes = [option_within(block, budget) for block in blocks]
+    check_budget(model, blocks, settings)
     with stage(track, "reading text"):
         corpus = gather_text(source, settings, tokenizer, context_of(model, settings.context))
     check_enough_rows(blocks, corpus.fit.numel())
 
-    found = measure_blocks(model, blocks, sizes, corpus, settings, workers, track)
-    check = verifier(model, blocks, found.modules, corpus.verify, limit, workers, track)
-    chosen, joint = choose_blocks(found.swaps, found.base, limit, forced, check)
-    reasons = explain(found.swaps, found.base, limit, chosen, forced)
-    plan = Plan(
-        ffncompress_version=__version__,
-        base=_base_ref(source, model, blocks),
-        settings=settings,
-        fit_text=corpus.fit_text,
-        choose_text=corpus.choose_text,
-        base_perplexity=found.base,
-        blocks=[
-            BlockPlan(
-                index=i,
-                path=block.path,
-                parameters=block.parameters,
-                d_in=block.d_in,
-                d_inner=block.d_inner,
-                d_out=block.d_out,
-                scores=found.scores[i],
-                options=found.options[i],
-                swap=found.swaps[i],
-                replace=i in chosen,
-                reason=reasons[i],
-            )
-            for i, block in enumerate(blocks)
-        ],
-        joint=joint,
-        summary=summarise(found.swaps, found.base, limit, chosen, joint),
-        tensors_sha256="",
-    )
-    return plan, tensors_of({i: found.modules[i] for i in chosen})
-
-
-def measure_blocks(
-    model: Any,
-    blocks: list[Block],
-    sizes: list[tuple[str, int]],
-    corpus: Corpus,
-    settings: PlanSettings,
-    workers: Workers,
-    track: Track,
-) -> Measured:
-    """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
     fitted: list[Fitted] = []
+    kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
         moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
-        fitted += [fit_block(each) for each in track(moments, "fitting maps")]
+        pairs = list(zip(group, moments, strict=True))
+        fitted += [fit_block(b, each, model.get_submodule(b.path)) for b, each in track(pairs, "fitting stand-ins")]
+        if settings.keep_moments:
+            kept |= {f"{b.index}.{name}": tensor for b, each in pairs for name, tensor in each.named_tensors().items()}
+        del moments, pairs
     plain = [each.maps[PLAIN] for each in fitted]
-    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)
+    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
     base = perplexity(losses)
     some = corpus.choose[: max(1, SWAP_TOKENS // settings.seq_len)]
     predicted = predict_losses(model, blocks, [each.maps for each in fitted], some, workers, settings.seed, track)
+    menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
+    ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
+    tried = [worth_trying([o for o in m if within_factor(b, o, ratio)]) for b, m in zip(blocks, menus, strict=True)]
     variants = [
-        {name: replacement(block, size, fit.maps[name]) for name in worth_trying(losses, size[1])}
-        for block, size, fit, losses in zip(blocks, sizes, fitted, predicted, strict=True)
+        {fit_name(o): replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)]) for o in options}
+        for b, f, options in zip(blocks, fitted, tried, strict=True)
     ]
     rises = measure_swaps(model, blocks, variants, some, workers, track)
-    all_ = range(len(blocks))
-    swaps = [score_swap(blocks[i], sizes[i], predicted[i], rises[i], base) for i in all_]
-    return Measured(
+    return Survey(
+        source=source,
+        model=model,
+        blocks=blocks,
+        corpus=corpus,
+        workers=workers,
+        track=track,
         base=base,
-        scores=[score_block(fitted[i], errors[i]) for i in all_],
-        options=[score_options(blocks[i], sizes[i], fitted[i], predicted[i], base) for i in all_],
-        swaps=swaps,
-        modules=[variants[i][swaps[i].weighting] for i in all_],
+        base_losses=sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
+        scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
+        menus=menus,
+        swaps=[score_swap(b, t, r, base) for b, t, r in zip(blocks, tried, rises, strict=True)],
+        fitted=fitted,
+        moments=kept if settings.keep_moments else None,
     )
 
 
-def verifier(
-    model: Any,
-    blocks: list[Block],
-    modules: list[nn.Module],
-    windows: Tensor,
-    limit: Limit,
-    workers: Workers,
-    track: Track,
-) -> Callable[[list[int]], JointCheck]:
-    """A function that replaces some blocks together and checks them, at the context that the gate will use.
+def check_budget(model: Any, blocks: list[Block], settings: PlanSettings) -> None:
+    """Whether a budget can be met at all, before anything is measured.
 
-    Perplexity rises more at a longer context, where the base has more to lose: what passes at 128 tokens may fail
-    at 512.
+    Raises:
+        BudgetError: it cannot; says what can.
     """
-    base = sequence_losses(model, windows, workers, track, "measuring the base at the gate's context")
+    if settings.blocks:
+        parse_blocks(settings.blocks, len(blocks))
+    whole = count_parameters(model)
+    size = size_cap(settings, whole)
+    rest = whole - sum(block.parameters for block in blocks)
+    if size is not None and size < rest + sum(block.d_out for block in blocks):
+        raise BudgetError(
+            f"{size:,} parameters cannot be reached: {rest:,} of the model's {whole:,} are outside its FFNs; "
+            f"ask for more than that"
+        )
 
-    def check(indices: list[int]) -> JointCheck:
-        with installed(model, {blocks[i].path: modules[i] for i in indices}):
-            together = sequence_losses(model, windows, workers, track, f"verifying {len(indices)} together")
-        return joint_check(indices, base, together, windows.shape[1], limit)
 
-    return check
+def size_cap(settings: PlanSettings, whole: int) -> int | None:
+    """The most parameters that the settings allow the whole model, or none."""
+    caps = [cap for cap in (Budget.parse(settings.budget).size(whole), settings.at and int(settings.at * whole)) if cap]
+    return min(caps) if caps else None
+
+
+def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tensor]]:
+    """Spend a budget on what was surveyed; returns the plan and its fitted tensors."""
+    market = survey.market()
+    joint: list[JointCheck] = []
+    if settings.target_speed:
+        market = time_blocks(survey.model, market, survey.track)
+    frontier: list[FrontierPoint] = []
+    if settings.frontier:
+        rest = count_parameters(survey.model) - market.full
+        base = perplexity(survey.base_losses)
+        frontier, joint = draw_line(market, rest, base, lambda choice: survey.check(choice, settings))
+    forced = parse_blocks(settings.blocks, len(survey.blocks)) if settings.blocks else None
+    choice, checks = _choose(survey, market, settings, forced)
+    joint += checks
+    modules = survey.modules(choice)
+    if any(choice):
+        joint.append(survey.check(choice, settings))
+        if settings.refit:
+            choice, modules, checks = _refitted(survey, market, settings, choice, modules, joint[-1])
+            joint += checks
+    plan = describe(survey, settings, market, choice, joint, frontier, forced)
+    return plan, tensors_of(modules)
+
+
+def _choose(
+    survey: Survey, market: Market, settings: PlanSettings, forced: list[int] | None
+) -> tuple[Choice, list[JointCheck]]:
+    """The choice that the budget asks for, with stand-ins as fitted on the original model."""
+    budget, whole = Budget.parse(settings.budget), count_parameters(survey.model)
+    size = size_cap(settings, whole)
+    market = market.restricted(budget.ratio, forced)
+    if size is not None or settings.target_speed:
+        seconds = None
+        if settings.target_speed:
+            seconds = market.seconds_within(parse_speed(settings.target_speed))
+        parameters = None if size is None else size - (whole - market.full)
+        return market.choose(parameters=parameters, seconds=seconds), []
+    if forced is not None:  # safe or not, and as small as the factor says
+        ratio = budget.ratio or SWAP_RATIO
+        menus = market.restricted(ratio, forced).menus
+        best: Choice = [min(m, key=lambda o: o.predicted_loss) if m else None for m in menus]
+        return best, []
+    return smallest_within(market, lambda choice: survey.check(choice, settings))
+
+
+def _refitted(
+    survey: Survey,
+    market: Market,
+    settings: PlanSettings,
+    choice: Choice,
+    modules: dict[int, nn.Module],
+    check: JointCheck,
+) -> tuple[Choice, dict[int, nn.Module], list[JointCheck]]:
+    """The stand-ins refitted in order, where that helps; under a limit, also what the gain can still pay for."""
+    again = _refit(survey, choice)
+    checks = [check, survey.check(choice, settings, again)]
+    if checks[1].perplexity > check.perplexity:
+        return choice, modules, [checks[1], check]  # what is kept stands last
+    limit, whole = settings.limit, count_parameters(survey.model)
+    by_quality = size_cap(settings, whole) is None and not settings.target_speed and not settings.blocks
+    if limit and by_quality and checks[1].within_limit:
+        room = limit.allowance(check.base_perplexity) / max(checks[1].delta, 1e-6)
+        smaller = _spend(market.restricted(Budget.parse(settings.budget).ratio), choice, min(room, 2.0))
+        if smaller is not None:
+            more = _refit(survey, smaller)
+            checks.append(survey.check(smaller, settings, more))
+            if checks[-1].within_limit:
+                return smaller, more, checks[1:]
+            checks[1], checks[2] = checks[2], checks[1]
+    return choice, again, checks[1:]
+
+
+def _refit(survey: Survey, choice: Choice) -> dict[int, nn.Module]:
+    shapes = {i: shape_of(option) for i, option in enumerate(choice) if option is not None}
+    corpus = survey.corpus
+    return refit(survey.model, survey.blocks, shapes, corpus.refit, corpus.choose, survey.workers, survey.track)
+
+
+def _spend(market: Market, choice: Choice, room: float) -> Choice | None:
+    """The smallest choice that is predicted to lose `room` times as much, less a tenth for what does not add."""
+    allowed = market.loss(choice) * (1 + 0.9 * (room - 1))
+    size, best = market.size(choice), None
+    for step in range(1, 33):
+        try:
+            smaller = market.choose(parameters=size * (1 - step / 64))
+        except BudgetError:
+            break
+        if market.loss(smaller) > allowed:
+            break
+        best = smaller
+    return best if best is not None and market.size(best) < size else None
+
+
+def describe(
+    survey: Survey,
+    settings: PlanSettings,
+    market: Market,
+    choice: Choice,
+    joint: list[JointCheck],
+    frontier: list[FrontierPoint],
+    forced: list[int] | None,
+) -> Plan:
+    """All of it on paper."""
+    reasons = explain(market.restricted(Budget.parse(settings.budget).ratio), choice, survey.base, forced)
+    blocks = [
+        BlockPlan(
+            index=i,
+            path=block.path,
+            parameters=block.parameters,
+            d_in=block.d_in,
+            d_inner=block.d_inner,
+            d_out=block.d_out,
+            scores=survey.scores[i],
+            options=market.menus[i],
+            swap=survey.swaps[i],
+            choice=choice[i],
+            reason=reasons[i],
+        )
+        for i, block in enumerate(survey.blocks)
+    ]
+    return Plan(
+        ffncompress_version=__version__,
+        base=_base_ref(survey.source, survey.model, survey.blocks),
+        settings=settings,
+        fit_text=survey.corpus.fit_text,
+        choose_text=survey.corpus.choose_text,
+        base_perplexity=survey.base,
+        blocks=blocks,
+        joint=joint,
+        frontier=frontier,
+        summary=summarise(blocks, settings.limit, joint),
+        tensors_sha256="",
+    )
+
+
+def replan(directory: str | Path, settings: PlanSettings, track: Track = silent) -> tuple[Plan, dict[str, Tensor]]:
+    """Spend another budget on a plan whose moments were kept: no text is read and no model is run.
+
+    Raises:
+        PlanError: the plan's moments were not kept.
+        BudgetError: the budget needs a measurement.
+    """
+    old = Plan.load(directory)
+    size = size_cap(settings, old.base.parameters)
+    if size is None or settings.target_speed or settings.max_delta or settings.blocks or settings.frontier:
+        raise BudgetError(
+            "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
+        )
+    with stage(track, f"loading {old.base.name}"):
+        model = load_model(base_source(old))
+    blocks = find_blocks(model)
+    market = Market(
+        blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
+    )
+    market = market.restricted(Budget.parse(settings.budget).ratio)
+    choice = market.choose(parameters=size - (old.base.parameters - market.full))
+    modules = {}
+    chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
+    for block, option in track(chosen, "fitting stand-ins"):
+        ffn, moments = model.get_submodule(block.path), BlockMoments.named(old.load_moments(directory, block.index))
+        fit = fit_one(block, moments, ffn, fit_name(option))
+        modules[block.index] = replacement(block, ffn, shape_of(option), fit)
+    reasons = explain(market, choice, old.base_perplexity, None)
+    planned = [
+        block.model_copy(update={"choice": option, "reason": reason})
+        for block, option, reason in zip(old.blocks, choice, reasons, strict=True)
+    ]
+    wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
+    summary = summarise(planned, None, [])
+    plan = old.model_copy(update={"blocks": planned, "settings": wanted, "joint": [], "summary": summary})
+    return plan, tensors_of(modules)
 
 
 def _base_ref(source: ModelSource, model: nn.Module, blocks: list[Block]) -> BaseRef:

@@ -2,7 +2,9 @@
 
 PLAN/plan.json                   everything below, versioned
 PLAN/replacements.safetensors    the fitted tensors of the replaced blocks, "<block>.<projection>.<weight|bias>"
-PLAN/profile.png                 R2_lin and swap delta-PPL of each block
+PLAN/profile.png                 R2_lin and swap delta-PPL of each block, and what is kept of each
+PLAN/frontier.png                size against perplexity, where it was asked for
+PLAN/moments.safetensors         the moments of every block, where they were to be kept
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress.errors import PlanError
-from ffncompress.settings import PlanSettings
+from ffncompress.settings import Limit, PlanSettings
 from ffncompress.staging import staged_directory
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
+FRONTIER_FILE, MOMENTS_FILE = "frontier.png", "moments.safetensors"
+PROMISE_MARGIN = 3.0  # standard errors: the report text is another text
+Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
 
 
 class _Record(BaseModel):
@@ -64,28 +69,36 @@ class Scores(_Record):
     unrecovered_share: float
 
 
-class Option(_Record):
-    """One way to treat a block, and what it is predicted to cost."""
+class StandIn(_Record):
+    """What a block can become."""
 
-    kind: Literal["dense", "low-rank"]
-    rank: int
-    parameters: int
-    r2: float
-    predicted_delta: float
-
-
-class Swap(_Record):
-    """The option within the budget, tried alone in the model."""
-
-    kind: Literal["dense", "low-rank"]
-    rank: int
+    kind: Kind
+    width: int  # neurons that are kept
+    rank: int  # of the linear part
     weighting: Literal["plain", "stream"]
     parameters: int
+
+    def describe(self) -> str:
+        parts = [f"{self.width} neurons"] * bool(self.width) + [f"rank {self.rank}"] * bool(self.rank)
+        return self.kind if self.kind in ("dense", "constant") else " + ".join(parts)
+
+
+class Option(StandIn):
+    """One way to treat a block, and what it is predicted to cost."""
+
+    predicted_loss: float
+    r2: float | None = None  # of a linear stand-in, plain, on held-out rows
+    seconds: float | None = None  # for one batch on this machine, where speed was asked for
+
+
+class Swap(StandIn):
+    """The best stand-in within the budget's factor, tried alone in the model."""
+
     ratio: float
     predicted_delta: float
     delta: float
     delta_error: float
-    deltas: dict[str, float]  # of every weighting that was tried
+    deltas: dict[str, float]  # of every fit that was tried
 
 
 class BlockPlan(_Record):
@@ -100,20 +113,40 @@ class BlockPlan(_Record):
     scores: Scores
     options: list[Option]
     swap: Swap
-    replace: bool
+    choice: Option | None  # none: the block is kept
     reason: str
+
+    @property
+    def replace(self) -> bool:
+        return self.choice is not None
+
+    @property
+    def parameters_after(self) -> int:
+        return self.parameters if self.choice is None else self.choice.parameters
 
 
 class JointCheck(_Record):
     """Several blocks replaced together: the perplexity on the choose text."""
 
     blocks: list[int]
+    parameters: int  # of the whole model
+    refitted: bool  # on the slimmed model's own inputs
     context: int
     base_perplexity: float
     perplexity: float
     delta: float
     delta_error: float
-    within_limit: bool
+    within_limit: bool | None  # none: there is no limit
+
+
+class FrontierPoint(_Record):
+    """A size, and the least perplexity that is expected there."""
+
+    parameters: int
+    share: float
+    predicted_loss: float  # as if costs added
+    expected_perplexity: float  # with what joint checks showed of how they add
+    measured_perplexity: float | None
 
 
 class Plan(_Record):
@@ -128,6 +161,7 @@ class Plan(_Record):
     base_perplexity: float
     blocks: list[BlockPlan]
     joint: list[JointCheck]
+    frontier: list[FrontierPoint] = []
     summary: str
     tensors_sha256: str
 
@@ -137,7 +171,7 @@ class Plan(_Record):
 
     @property
     def parameters_after(self) -> int:
-        return self.base.parameters - sum(b.parameters - b.swap.parameters for b in self.replaced)
+        return self.base.parameters - sum(b.parameters - b.parameters_after for b in self.replaced)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -151,22 +185,43 @@ class Plan(_Record):
         }
 
     @property
-    def final_check(self) -> JointCheck | None:
-        """The joint check of just the blocks that are replaced."""
-        chosen = [b.index for b in self.replaced]
-        return next((check for check in reversed(self.joint) if check.blocks == chosen), None)
+    def promise(self) -> Limit | None:
+        """What the gate holds the result to: the limit asked for, or else what the plan measured, with a margin."""
+        final = self.final_check
+        if self.settings.limit is not None or final is None:
+            return self.settings.limit
+        rise = (final.delta + PROMISE_MARGIN * final.delta_error) / final.base_perplexity
+        return Limit(round(max(rise, 0.001), 3), relative=True)
 
-    def save(self, directory: str | Path, tensors: dict[str, Any], *, overwrite: bool = False) -> Plan:
+    @property
+    def final_check(self) -> JointCheck | None:
+        """The joint check of just what is replaced."""
+        chosen = [b.index for b in self.replaced]
+        same = (c for c in reversed(self.joint) if c.blocks == chosen and c.parameters == self.parameters_after)
+        return next(same, None)
+
+    def save(
+        self,
+        directory: str | Path,
+        tensors: dict[str, Any],
+        moments: dict[str, Any] | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Plan:
         """Write the plan folder, whole or not at all; returns the plan as it was written."""
         from safetensors.torch import save_file
 
-        from ffncompress.figures import draw_profile
+        from ffncompress.figures import draw_frontier, draw_profile
 
         with staged_directory(directory, overwrite=overwrite) as stage:
             save_file(tensors, stage / TENSOR_FILE, metadata={"format": "pt"})
+            if moments is not None:
+                save_file(moments, stage / MOMENTS_FILE)
             plan = self.model_copy(update={"tensors_sha256": _sha256(stage / TENSOR_FILE)})
             (stage / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
             draw_profile(plan, stage / FIGURE_FILE)
+            if plan.frontier:
+                draw_frontier(plan, stage / FRONTIER_FILE)
         return plan
 
     @classmethod
@@ -210,6 +265,21 @@ class Plan(_Record):
         if _sha256(file) != self.tensors_sha256:
             raise PlanError(f"{file}: corrupted, its checksum is not the plan's; make the plan again")
         return load_file(file)
+
+    def load_moments(self, directory: str | Path, block: int) -> dict[str, Any]:
+        """The kept moments of one block, by name.
+
+        Raises:
+            PlanError: they were not kept.
+        """
+        from safetensors import safe_open
+
+        file, prefix = Path(directory) / MOMENTS_FILE, f"{block}."
+        if not file.is_file():
+            raise PlanError(f"{directory}: its moments were not kept; make the plan again with --keep-moments")
+        with safe_open(file, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118  # not a mapping
+            return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
 
 
 def _sha256(file: Path) -> str:

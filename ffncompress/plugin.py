@@ -8,6 +8,7 @@ one, that can be cast, trained, or saved.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ffncompress.errors import ArtifactError
 from ffncompress.models import Layout, set_module
-from ffncompress.modules import build
+from ffncompress.modules import Shape, empty
 
 METHOD = "ffncompress"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class FfncompressConfig(QuantizationConfigMixin):
@@ -48,17 +49,15 @@ class FfncompressQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **_kwargs: Any) -> None:
         for path, spec in self.quantization_config.blocks.items():
-            with torch.device("meta"):
-                set_module(model, path, _module(spec))
+            set_module(model, path, _module(spec, model.get_submodule(path)))
 
     def _process_model_after_weight_loading(self, model: Any, **_kwargs: Any) -> None:
         for path, spec in self.quantization_config.blocks.items():
-            with torch.device("meta"):
-                expected = _module(spec).state_dict()
+            expected = spec["tensors"]
             for name, value in model.get_submodule(path).state_dict().items():
-                if value.shape != expected[name].shape:
+                if list(value.shape) != expected[name]:
                     raise ArtifactError(
-                        f"{path}.{name}: shape {tuple(value.shape)} in the weights, {tuple(expected[name].shape)} in "
+                        f"{path}.{name}: shape {tuple(value.shape)} in the weights, {tuple(expected[name])} in "
                         "config.json; the checkpoint is corrupted, emit it again with ffncompress apply"
                     )
         _look_ordinary(model)
@@ -71,15 +70,15 @@ class FfncompressQuantizer(HfQuantizer):
         return True
 
 
-def spec_of(kind: str, rank: int, layout: Layout, d_in: int, d_out: int) -> dict[str, Any]:
-    """One entry of the config, as config.json carries it."""
-    inner, out = list(layout.inner), layout.out
-    return {"kind": kind, "rank": rank, "d_in": d_in, "d_out": d_out, "inner": inner, "out": out}
+def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, Any]:
+    """One entry of the config, as config.json carries it: what it is, and the shape of each tensor."""
+    tensors = {name: list(value.shape) for name, value in module.state_dict().items()}
+    return {**asdict(shape), "inner": list(layout.inner), "out": layout.out, "tensors": tensors}
 
 
-def _module(spec: dict[str, Any]) -> torch.nn.Module:
+def _module(spec: dict[str, Any], ffn: torch.nn.Module) -> torch.nn.Module:
     layout = Layout(tuple(spec["inner"]), spec["out"])
-    return build(spec["kind"], layout, spec["d_in"], spec["d_out"], spec["rank"])
+    return empty(Shape(spec["kind"], spec["width"], spec["rank"]), layout, ffn)
 
 
 def _look_ordinary(model: Any) -> None:

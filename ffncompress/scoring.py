@@ -1,64 +1,87 @@
-"""What a block could become: its maps, its scores, the option that a budget allows, and what each would cost."""
+"""What a block could become: its fits and scores, the menu of stand-ins that they give, and the modules themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
 from ffncompress.calibration import BlockMoments
-from ffncompress.errors import BudgetError
-from ffncompress.forecast import delta_perplexity
+from ffncompress.forecast import Fit, delta_perplexity
 from ffncompress.models import Block
-from ffncompress.modules import build, matrix_weights
+from ffncompress.modules import BYPASS, Shape, build, matrix_weights, oriented, parameters, set_projection_
 from ffncompress.plans import Option, Scores, Swap
-from ffncompress.recovery import LinearFit
-from ffncompress.settings import Budget
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.swaps import SequenceErrors
 
 PLAIN, STREAM = "plain", "stream"
+WIDTHS = 16  # neurons are kept by sixteenths
+HYBRIDS = (1, 2, 3, 4, 6, 8)  # sixteenths that are also fitted with a bypass
+TRIALS = 2  # options of a block that are measured alone, where prediction does not settle which is better
 SAME, WORSE = 1.01, 1.5  # predicted losses this close need no second swap; this far apart, no second opinion
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A block's two maps and all that its moments have to say, so that the moments can go."""
+    """A block's fits and all that its moments have to say, so that the moments can go."""
 
-    maps: dict[str, LinearFit]
+    maps: dict[str, Fit]
     r2_by_rank: Tensor  # of the plain map on held-out rows, as R2_lin is defined
     scores: dict[str, float]  # of `Scores`, all but the error bar of R2_lin
 
 
-def option_within(block: Block, budget: Budget) -> tuple[str, int]:
-    """(kind, rank) of the largest linear stand-in that the budget allows.
-
-    Dense where it fits, for it is then the better and, above rank d/2, also the smaller.
-
-    Raises:
-        BudgetError: not even rank 1 fits.
-    """
-    allowed = block.matrix_weights / budget.ratio
-    # a dense map under the output projection's name must differ from it in shape (see modules.py)
-    if block.d_in * block.d_out <= allowed and block.d_in != block.d_inner:
-        return "dense", min(block.d_in, block.d_out)
-    rank = min(int(allowed // (block.d_in + block.d_out)), block.d_in, block.d_out)
-    if rank < 1:
-        most = block.matrix_weights / (block.d_in + block.d_out)
-        raise BudgetError(
-            f"a budget of {budget.ratio:g}x leaves block {block.index} less than rank 1; up to {most:.0f}x is possible"
-        )
-    return "low-rank", rank
+def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
+    """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
+    maps: dict[str, Fit] = {name: fit_one(block, moments, ffn, name) for name in (PLAIN, STREAM)}
+    order = removal_order(block, moments, ffn)
+    for name in fit_names(block)[2:]:
+        maps[name] = fit_one(block, moments, ffn, name, order)
+    return Fitted(maps, *_scores(moments, maps[PLAIN], maps[STREAM]))  # type: ignore[arg-type]
 
 
-def fit_block(moments: BlockMoments) -> Fitted:
-    """Both maps of a block, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
-    maps = {
-        PLAIN: recovery.fit_linear(moments.fit, moments.held_out),
-        STREAM: recovery.fit_linear(moments.fit_weighted, moments.held_out_weighted),
-    }
-    plain, held_out, weighted = maps[PLAIN], moments.held_out, moments.held_out_weighted
+def fit_names(block: Block) -> list[str]:
+    """The fits of a block: two linear maps, neurons at each width, neurons with a bypass at some."""
+    step = block.d_inner / WIDTHS
+    widths = sorted({round(step * i) for i in range(1, WIDTHS)} - {0, block.d_inner})
+    hybrids = sorted({round(step * i) for i in HYBRIDS} & set(widths))
+    return [PLAIN, STREAM, *(f"neurons {w}" for w in widths), *(f"hybrid {w}" for w in hybrids)]
+
+
+def fit_name(option: Option | Swap) -> str:
+    """The fit that an option is read off."""
+    return f"{option.kind} {option.width}" if option.width else option.weighting
+
+
+def removal_order(block: Block, moments: BlockMoments, ffn: nn.Module) -> Tensor:
+    """A block's neurons, the least needed first."""
+    inner = moments.fit_inner.of_inputs(slice(block.d_inner))
+    weight = oriented(ffn.get_submodule(block.layout.out)).T
+    gram = inner.covariance_x() if block.out_bias else inner.xx / inner.weight
+    return recovery.removal_order(gram, weight.to(gram))
+
+
+def fit_one(block: Block, moments: BlockMoments, ffn: nn.Module, name: str, order: Tensor | None = None) -> Fit:
+    """One fit by name."""
+    if name == PLAIN:
+        return recovery.fit_linear(moments.fit, moments.held_out).cpu()
+    if name == STREAM:
+        return recovery.fit_linear(*moments.weighted()).cpu()
+    kind, _, width = name.partition(" ")
+    order = removal_order(block, moments, ffn) if order is None else order
+    kept = order[len(order) - int(width) :].sort().values
+    inner, held_out = moments.fit_inner, moments.held_out_inner
+    if kind == "hybrid":
+        return recovery.fit_hybrid(inner, held_out, kept, block.d_inner).cpu()
+    return recovery.fit_neurons(inner, held_out, kept, biased=block.out_bias).cpu()
+
+
+def _scores(moments: BlockMoments, plain: LinearFit, stream: LinearFit) -> tuple[Tensor, dict[str, float]]:
+    """(R2 at each rank, scores) on held-out rows."""
+    held_out, (_, weighted) = moments.held_out, moments.weighted()
+    plain, stream = plain.to(held_out.x.device), stream.to(held_out.x.device)
     inputs = recovery.spectrum_of(moments.fit.covariance_x())
     scores = {
         "r2_lin": recovery.r2(plain, held_out),
@@ -69,10 +92,10 @@ def fit_block(moments: BlockMoments) -> Fitted:
         "condition_number": recovery.condition_number(inputs),
         "ridge": plain.ridge,
         "share_of_stream": (weighted.y_energy.sum() / weighted.rows).item(),
-        "unrecovered_share": (recovery.feature_errors(maps[STREAM], weighted).sum() / weighted.rows).item(),
+        "unrecovered_share": (recovery.feature_errors(stream, weighted).sum() / weighted.rows).item(),
     }
     r2_by_rank = 1 - recovery.errors_by_rank(plain, held_out) / held_out.total_squares().sum()
-    return Fitted({name: fit.cpu() for name, fit in maps.items()}, r2_by_rank.cpu(), scores)
+    return r2_by_rank.cpu(), scores
 
 
 def score_block(fitted: Fitted, errors: SequenceErrors) -> Scores:
@@ -81,29 +104,90 @@ def score_block(fitted: Fitted, errors: SequenceErrors) -> Scores:
     return Scores(**fitted.scores, r2_lin_error=error)
 
 
-def worth_trying(losses: dict[str, Tensor], rank: int) -> list[str]:
-    """The weightings to measure: the better by prediction, and the other unless it is the same or clearly worse."""
-    best, other = sorted(losses, key=lambda name: losses[name][rank].item())
-    ratio = losses[other][rank].item() / max(losses[best][rank].item(), 1e-30)
-    return [best] if ratio < SAME or ratio > WORSE else [best, other]
+def menu(block: Block, fitted: Fitted, losses: Mapping[str, Tensor]) -> list[Option]:
+    """Every stand-in that is smaller than the block, with its predicted loss, largest first."""
+    options = []
+    for shape in shapes(block):
+        names = [f"{shape.kind} {shape.width}"] if shape.width else [PLAIN, STREAM]
+        name = min(names, key=lambda n: losses[n][shape.rank].item())
+        options.append(
+            Option(
+                kind=shape.kind,
+                width=shape.width,
+                rank=shape.rank,
+                weighting=PLAIN if name == PLAIN else STREAM,
+                parameters=parameters(shape, block),
+                predicted_loss=losses[name][shape.rank].item(),
+                r2=None if shape.width else fitted.r2_by_rank[shape.rank].item(),
+            )
+        )
+    options = [option for option in options if option.parameters < block.parameters]
+    return sorted(options, key=lambda option: -option.parameters)
 
 
-def replacement(block: Block, size: tuple[str, int], fit: LinearFit) -> nn.Module:
-    """The stand-in module with the fitted weights in it, float32."""
-    kind, rank = size
-    module = build(kind, block.layout, block.d_in, block.d_out, rank)
+def shapes(block: Block) -> list[Shape]:
+    """The menu's stand-ins: constant, linear at a ladder of ranks, dense, neurons, and neurons with a bypass."""
+    full = min(block.d_in, block.d_out)
+    useful = [2**k for k in range(full.bit_length()) if 2**k <= full // 2]  # above d/2 dense is smaller
+    found = [Shape("constant"), *(Shape("low-rank", rank=r) for r in useful)]
+    # a dense map under the output projection's name must differ from it in shape (see modules.py)
+    found.append(Shape("dense", rank=full) if block.d_in != block.d_inner else Shape("low-rank", rank=full))
+    for name in fit_names(block)[2:]:
+        kind, _, width = name.partition(" ")
+        if kind == "neurons":
+            found.append(Shape("neurons", int(width)))
+        else:
+            found += [Shape("hybrid", int(width), r) for r in useful if r >= 8]
+    return found
+
+
+def worth_trying(options: list[Option]) -> list[Option]:
+    """What to measure alone: the best by prediction, and others of another fit unless they are clearly worse."""
+    by_loss = sorted(options, key=lambda option: option.predicted_loss)
+    tried = by_loss[:1]
+    for option in by_loss[1:]:
+        ratio = option.predicted_loss / max(tried[0].predicted_loss, 1e-30)
+        if ratio > WORSE or len(tried) == TRIALS:
+            break
+        if ratio > SAME and option.kind not in [t.kind for t in tried]:
+            tried.append(option)
+    return tried
+
+
+def shape_of(option: Option | Swap) -> Shape:
+    return Shape(option.kind, option.width, option.rank)
+
+
+def replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> nn.Module:
+    """The stand-in module with the fitted weights in it, float32 in main memory."""
+    module = build(shape, block.layout, ffn).float()
     out = module.get_submodule(block.layout.out)
-    if kind == "dense":
-        values = {"weight": fit.weight.T, "bias": fit.bias}
+    if isinstance(fit, LinearFit):
+        if shape.kind == "dense":
+            set_projection_(out, fit.weight.T, fit.bias)
+        else:
+            down, up, bias = fit.at_rank(shape.rank)
+            set_projection_(out, up, bias)
+            if shape.rank:
+                set_projection_(module.get_submodule(block.layout.inner[-1]), down)
+        return module.requires_grad_(False)
+    for name in block.layout.inner:
+        own = ffn.get_submodule(name)
+        own_bias: Tensor | None = getattr(own, "bias", None)
+        kept = fit.kept.to(own.weight.device)  # type: ignore[arg-type]
+        set_projection_(module.get_submodule(name), oriented(own)[kept], None if own_bias is None else own_bias[kept])
+    if isinstance(fit, NeuronFit):
+        set_projection_(out, fit.out.T, fit.bias)
     else:
-        down, up, bias = fit.at_rank(rank)
-        module.get_submodule(block.layout.inner[-1]).load_state_dict({"weight": down.contiguous()})
-        values = {"weight": up, "bias": bias}
-    out.load_state_dict({name: value.contiguous() for name, value in values.items()})
+        assert isinstance(fit, HybridFit)
+        matrix, down, up, bias = fit.at_rank(shape.rank)
+        set_projection_(out, matrix.T, torch.zeros_like(bias) if block.out_bias else None)
+        set_projection_(module.get_submodule(BYPASS[0]), down)
+        set_projection_(module.get_submodule(BYPASS[1]), up, bias)
     return module.requires_grad_(False)
 
 
-def tensors_of(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
+def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
     return {
         f"{index}.{name}": value.float().cpu().contiguous()
         for index, module in modules.items()
@@ -111,52 +195,28 @@ def tensors_of(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def score_swap(
-    block: Block, size: tuple[str, int], losses: dict[str, Tensor], rises: dict[str, Tensor], base: float
-) -> Swap:
-    """The best of the tried weightings by held-out loss.
+def score_swap(block: Block, tried: list[Option], rises: Mapping[str, Tensor], base: float) -> Swap:
+    """The best of the tried options by held-out loss.
 
     Args:
         block: the block.
-        size: kind and rank of its option.
-        losses: predicted loss of each weighting at every rank.
-        rises: measured rise in loss of each sequence, of each weighting that was tried.
+        tried: the options.
+        rises: measured rise in loss of each sequence, by the option's fit.
         base: the perplexity that a rise is carried over to.
     """
-    kind, rank = size
     deltas = {name: delta_perplexity(base, rise.mean().item()) for name, rise in rises.items()}
-    best = min(deltas, key=deltas.__getitem__)
+    option = min(tried, key=lambda t: deltas[fit_name(t)])
+    best = fit_name(option)
     spread = (rises[best].std() / len(rises[best]) ** 0.5).item() if len(rises[best]) > 1 else 0.0
-    weights = matrix_weights(kind, block.d_in, block.d_out, rank)
     return Swap(
-        kind=kind,  # type: ignore[arg-type]
-        rank=rank,
-        weighting=best,  # type: ignore[arg-type]
-        parameters=weights + block.d_out,
-        ratio=block.matrix_weights / weights,
-        predicted_delta=delta_perplexity(base, losses[best][rank].item()),
+        kind=option.kind,
+        width=option.width,
+        rank=option.rank,
+        weighting=option.weighting,
+        parameters=option.parameters,
+        ratio=block.matrix_weights / max(1, matrix_weights(shape_of(option), block)),
+        predicted_delta=delta_perplexity(base, option.predicted_loss),
         delta=deltas[best],
         delta_error=(base + deltas[best]) * spread,
         deltas=deltas,
     )
-
-
-def score_options(
-    block: Block, size: tuple[str, int], fitted: Fitted, losses: dict[str, Tensor], base: float
-) -> list[Option]:
-    """Predicted cost at a ladder of ranks up to the budget's, in the better weighting of each."""
-    kind, limit = size
-    ranks = [2**k for k in range(limit.bit_length()) if 2**k < limit] + [limit]
-    options = []
-    for rank in ranks:
-        this: Any = kind if rank == limit else "low-rank"
-        options.append(
-            Option(
-                kind=this,
-                rank=rank,
-                parameters=matrix_weights(this, block.d_in, block.d_out, rank) + block.d_out,
-                r2=fitted.r2_by_rank[rank].item(),
-                predicted_delta=delta_perplexity(base, min(loss[rank].item() for loss in losses.values())),
-            )
-        )
-    return options

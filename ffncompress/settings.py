@@ -15,16 +15,52 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Budget:
-    """`8x`: a replaced FFN keeps at most 1/8 of its matrix weights (the paper's meaning)."""
+    """What may remain. Items of `8x,-20%,100M`, in any combination:
 
-    ratio: float
+    `8x`: a replaced FFN keeps at most 1/8 of its matrix weights (the paper's meaning).
+    `-20%`: the whole model loses at least a fifth of its parameters.
+    `100M` (or 1.2B, 950K): the whole model has at most so many.
+    """
+
+    ratio: float | None = None
+    share: float | None = None
+    parameters: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)x", text.strip().lower())
-        if not match or float(match[1]) <= 1:
-            raise BudgetError(f"{text!r} is not a budget; write a factor above 1 such as 8x")
-        return cls(float(match[1]))
+    def parse(cls, text: str | None) -> Budget:
+        found: dict[str, float] = {}
+        for item in (text or "").lower().split(","):
+            if not item.strip() and text is None:
+                continue
+            name, value = cls._item(item.strip(), text or "")
+            if name in found:
+                raise BudgetError(f"{text!r} is not a budget: {item.strip()!r} repeats what is said before it")
+            found[name] = value
+        return cls(**found)
+
+    @staticmethod
+    def _item(item: str, text: str) -> tuple[str, float]:
+        number = r"(\d+(?:\.\d+)?)"
+        if (match := re.fullmatch(number + "x", item)) and float(match[1]) > 1:
+            return "ratio", float(match[1])
+        if (match := re.fullmatch("-" + number + "%", item)) and 0 < float(match[1]) < 100:
+            return "share", 1 - float(match[1]) / 100
+        if (match := re.fullmatch(number + "([kmb])", item)) and float(match[1]) > 0:
+            return "parameters", float(match[1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[match[2]]
+        raise BudgetError(f"{text!r} is not a budget; write a factor above 1 such as 8x, or -20%, 100M, or 8x,-20%")
+
+    def size(self, whole: int) -> int | None:
+        """The most parameters that a model of `whole` may have, or none."""
+        caps = [self.parameters, None if self.share is None else self.share * whole]
+        return min((int(cap) for cap in caps if cap is not None), default=None)
+
+
+def parse_speed(text: str) -> float:
+    """`1.3x` as a factor."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", text.strip().lower())
+    if not match or float(match[1]) <= 1:
+        raise BudgetError(f"{text!r} is not a speed; write a factor above 1 such as 1.3x")
+    return float(match[1])
 
 
 @dataclass(frozen=True)
@@ -71,6 +107,11 @@ def _is_budget(text: str) -> str:
     return text
 
 
+def _is_speed(text: str) -> str:
+    _as_value_error(parse_speed, text)
+    return text
+
+
 def _is_limit(text: str) -> str:
     _as_value_error(Limit.parse, text)
     return text
@@ -84,6 +125,7 @@ def _as_value_error(parse: object, text: str) -> None:
 
 
 BudgetText = Annotated[str, AfterValidator(_is_budget)]
+SpeedText = Annotated[str, AfterValidator(_is_speed)]
 LimitText = Annotated[str, AfterValidator(_is_limit)]
 
 
@@ -92,11 +134,17 @@ class _Settings(BaseModel):
 
 
 class PlanSettings(_Settings):
-    """How a plan is made. The defaults are the paper's setting."""
+    """How a plan is made. The text's defaults are the paper's setting."""
 
-    budget: BudgetText = "8x"
-    max_delta: LimitText = "5%"
+    budget: BudgetText | None = None
+    max_delta: LimitText | None = None
+    target_speed: SpeedText | None = None
+    at: float | None = Field(None, gt=0, lt=1)
     blocks: str | None = None
+    refit: bool = True
+    refit_tokens: int | None = Field(None, ge=256)
+    frontier: bool = False
+    keep_moments: bool = False
     data: list[str] = []
     choose_data: list[str] = []
     tokens: int = Field(30_720, ge=256)
@@ -105,6 +153,20 @@ class PlanSettings(_Settings):
     seed: int = 0
     dtype: Dtype = "auto"
     device: str = "auto"
+
+    @property
+    def limit(self) -> Limit | None:
+        """The quality asked for; 5 % unless a size or a speed is."""
+        if self.max_delta is not None:
+            return Limit.parse(self.max_delta)
+        budget = Budget.parse(self.budget)
+        sized = budget.share or budget.parameters or self.target_speed or self.at
+        return None if sized else Limit.parse("5%")
+
+    def asks(self) -> str:
+        """The budget in words."""
+        wanted = {"budget": self.budget, "at": self.at, "speed": self.target_speed, "limit": self.limit}
+        return ", ".join(f"{name} {value}" for name, value in wanted.items() if value)
 
 
 class ApplySettings(_Settings):

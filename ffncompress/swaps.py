@@ -8,7 +8,7 @@ in layer i, the layers before it are told to hand on that state instead of compu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,12 +79,13 @@ def measure_swaps(
     rises = [{name: torch.zeros(len(windows), dtype=torch.float64) for name in each} for each in variants]
     states: list[Any] = []
     base = torch.zeros(0)
+    layers = [model.get_submodule(block.layer_path) for block in blocks]
     steps = [(at, batch, i) for at, batch in own_batches(windows, workers) for i in range(len(blocks))]
     for at, batch, i in track(steps, "trying swaps"):
         if i == 0:
             states, base = _run_and_keep(model, blocks, batch)
         for name, module in variants[i].items():
-            with installed(model, {blocks[i].path: module}), _from_layer(model, blocks, i, states[i]):
+            with installed(model, {blocks[i].path: module}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
                 rises[i][name][at] = _losses(model, batch) - base
     workers.sum_([rise for each in rises for rise in each.values()])
     return rises
@@ -126,15 +127,14 @@ def _run_and_keep(model: Any, blocks: list[Block], batch: Tensor) -> tuple[list[
 
 
 @contextmanager
-def _from_layer(model: nn.Module, blocks: list[Block], index: int, state: Any) -> Iterator[None]:
-    """Within, the layers before `index` hand on the kept state instead of running.
+def handing_on(layers: list[nn.Module], state: Callable[[], Any]) -> Iterator[None]:
+    """Within, these layers hand on a state instead of running.
 
     Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
     """
-    layers = [model.get_submodule(block.layer_path) for block in blocks[:index]]
     before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
-        layer.__dict__["forward"] = lambda *_args, **_kwargs: state
+        layer.__dict__["forward"] = lambda *_args, **_kwargs: state()
     try:
         yield
     finally:

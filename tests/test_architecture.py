@@ -11,7 +11,8 @@ PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
     "errors", "recovery", "workers", "settings", "staging", "models", "texts", "calibration", "swaps", "forecast",
-    "modules", "figures", "plans", "corpus", "patcher", "scoring", "selection", "planner", "plugin",
+    "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
+    "planner", "plugin",
     "_autoload", "report", "card", "artifact",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip

@@ -45,20 +45,14 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @cli.command()
 @click.argument("model")
 @click.option("-o", "--output", metavar="FOLDER", help="The plan folder.  [default: MODEL's name + -plan]")
-@click.option(
-    "--budget",
-    default="8x",
-    metavar="FACTOR",
-    show_default=True,
-    help="A replaced FFN keeps at most 1/FACTOR of its weights.",
-)
-@click.option(
-    "--max-delta",
-    default="5%",
-    metavar="LIMIT",
-    show_default=True,
-    help="Perplexity may rise by so much, all together.",
-)
+@click.option("--budget", metavar="BUDGET", help="8x: a replaced FFN keeps at most 1/8; -20%, 100M: the whole model.")
+@click.option("--max-delta", metavar="LIMIT", help="Perplexity may rise by so much, all together.  [default: 5%]")
+@click.option("--target-speed", metavar="FACTOR", help="As much faster on this machine, as measured: 1.3x.")
+@click.option("--at", type=float, metavar="SHARE", help="A point of the frontier: 0.85 keeps 85 % of the parameters.")
+@click.option("--frontier", is_flag=True, help="Print and plot size against perplexity, to pick a point from.")
+@click.option("--keep-moments", is_flag=True, help="Keep what --at needs to plan again without the text.")
+@click.option("--refit/--no-refit", default=True, help="Fit again, in order, on the slimmed model.  [default: refit]")
+@click.option("--refit-tokens", type=int, help="Tokens to refit on: more rows, a better fit.  [default: --tokens]")
 @click.option("--blocks", metavar="LIST", help="Replace just these, safe or not: 0,3,7-9.")
 @click.option("--data", multiple=True, metavar="TEXT", help="Calibration text; may be repeated; see above.")
 @click.option("--choose-data", multiple=True, metavar="TEXT", help="Choose on this; all of --data is fitted on.")
@@ -75,9 +69,13 @@ def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
 ) -> None:  # fmt: skip
-    """Score every FFN of MODEL and choose what to replace.
+    """Score every FFN of MODEL and choose what becomes of it.
 
-    MODEL is a Hub id, a model folder, a .gguf file, or "demo" for the embedded model.
+    MODEL is a Hub id, a model folder, a .gguf file, or "demo" for the embedded model. A plan folder with moments kept
+    in it may stand in its place: then --at or --budget plan again, with no text and no pass over the model.
+
+    BUDGET: 8x, -20%, 100M, or several: 8x,-20%. With a size or a speed alone, the best model of that size or speed;
+    with a limit, the smallest model within it.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
     or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,

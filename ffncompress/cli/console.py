@@ -18,7 +18,7 @@ from rich.text import Text
 from ffncompress.workers import Track, silent
 
 if TYPE_CHECKING:
-    from ffncompress.plans import Plan
+    from ffncompress.plans import Option, Plan, Swap
     from ffncompress.report import GateResult
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     console = _console(to_stderr)
     wide = console.width >= 96  # a narrow terminal gets what decides; plan.json has the rest
     extra = ("median", "ranks i/o/m", "cond") if wide else ()
-    table = _table("block", "R2_lin", *extra, "predicted", "swap dPPL", "fit:text", "option:text", ":text")
+    table = _table("block", "R2_lin", *extra, "predicted", "swap dPPL", "tried:text", "becomes:text")
     for block in plan.blocks:
         scores, swap = block.scores, block.swap
         ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
@@ -111,13 +111,12 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
             *(details if wide else ()),
             _delta(swap.predicted_delta),
             f"{_delta(swap.delta)} ±{swap.delta_error:.2f}",
-            swap.weighting,
-            "dense" if swap.kind == "dense" else f"rank {swap.rank}",
-            Text("replace" if block.replace else "keep", style="bold cyan" if block.replace else "dim"),
+            _short(swap),
+            Text(_short(block.choice) if block.choice else "-", style="bold cyan" if block.replace else "dim"),
         )
     texts = ", ".join(Path(text.source).name for text in plan.choose_text)
     tokens = sum(text.tokens for text in plan.choose_text)
-    console.print(Text(f"{plan.base.name} ({plan.base.family}), budget {plan.settings.budget}", style="bold"))
+    console.print(Text(f"{plan.base.name} ({plan.base.family}), {plan.settings.asks()}", style="bold"))
     console.print(
         Text(
             f"base perplexity {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
@@ -131,6 +130,27 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     console.print(Text(plan.summary, style="bold"))
     if plan.replaced:
         console.print(Text(_kept(plan)))
+    if plan.frontier:
+        console.print(_frontier_table(plan))
+
+
+def _frontier_table(plan: Plan) -> Table:
+    """Sizes, and the least perplexity that is expected there before stand-ins are refitted."""
+    table = _table("size", "share", "expected perplexity", "measured", "rise")
+    base = plan.frontier[0].expected_perplexity
+    for point in plan.frontier:
+        measured = "" if point.measured_perplexity is None else f"{point.measured_perplexity:.2f}"
+        best = point.measured_perplexity or point.expected_perplexity
+        rise = f"{100 * (best / base - 1):+.1f} %"
+        table.add_row(f"{point.parameters:,}", f"{point.share:.3f}", f"{point.expected_perplexity:.2f}", measured, rise)
+    return table
+
+
+def _short(option: Option | Swap) -> str:
+    """480n for so many neurons, r16 for a rank: a cell of a table."""
+    if option.kind in ("dense", "constant"):
+        return option.kind
+    return "+".join([f"{option.width}n"] * bool(option.width) + [f"r{option.rank}"] * bool(option.rank))
 
 
 def _kept(plan: Plan) -> str:

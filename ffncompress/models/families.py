@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,11 +56,23 @@ class Block:
     d_inner: int
     d_out: int
     parameters: int
+    inner_bias: bool = False
+    out_bias: bool = False
+    scale: float = 1.0  # of the output where it is added to the residual stream
+
+    @property
+    def weights_per_neuron(self) -> int:
+        return len(self.layout.inner) * self.d_in + self.d_out
 
     @property
     def matrix_weights(self) -> int:
-        """Parameters in matrices: what a budget counts (biases are a fraction of a percent)."""
-        return self.d_inner * (len(self.layout.inner) * self.d_in + self.d_out)
+        """Parameters in matrices: what a factor such as 8x counts (biases are a fraction of a percent)."""
+        return self.d_inner * self.weights_per_neuron
+
+    @property
+    def out_path(self) -> str:
+        """The output projection, whose input is the inner activations."""
+        return f"{self.path}.{self.layout.out}"
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
@@ -81,7 +93,8 @@ def find_blocks(model: nn.Module) -> list[Block]:
         layer_path = f"{layers_path}.{index}"
         blocks.append(_block(index, f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
     if not known:
-        _check_residual(model, blocks, model_type)
+        scale = _check_residual(model, blocks, model_type)
+        blocks = [replace(block, scale=scale) for block in blocks]
     return blocks
 
 
@@ -143,13 +156,16 @@ def _ffns(layer: nn.Module, layouts: tuple[Layout, ...]) -> Iterator[tuple[str, 
 
 
 def _block(index: int, path: str, layer_path: str, layout: Layout, ffn: nn.Module) -> Block:
-    d_in, d_inner = _in_out(getattr(ffn, layout.inner[0]))
-    _, d_out = _in_out(getattr(ffn, layout.out))
+    inner, out = ffn.get_submodule(layout.inner[0]), ffn.get_submodule(layout.out)
+    d_in, d_inner = in_out(inner)
+    _, d_out = in_out(out)
     parameters = sum(p.numel() for p in ffn.parameters())
-    return Block(index, path, layer_path, layout, d_in, d_inner, d_out, parameters)
+    inner_bias, out_bias = (getattr(p, "bias", None) is not None for p in (inner, out))
+    return Block(index, path, layer_path, layout, d_in, d_inner, d_out, parameters, inner_bias, out_bias)
 
 
-def _in_out(projection: nn.Module) -> tuple[int, int]:
+def in_out(projection: nn.Module) -> tuple[int, int]:
+    """(input width, output width) of a projection."""
     weight = projection.weight
     assert isinstance(weight, Tensor)
     rows, columns = weight.shape
@@ -157,8 +173,8 @@ def _in_out(projection: nn.Module) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> None:
-    """Silence the first FFN: the layer's output must lose just what the FFN had returned."""
+def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> float:
+    """Silence the first FFN: the layer's output must lose just what the FFN had returned, times the scale returned."""
     block = blocks[0]
     ffn, layer = model.get_submodule(block.path), model.get_submodule(block.layer_path)
     seen: dict[str, Any] = {}
@@ -188,3 +204,4 @@ def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> N
     scale = (y @ lost) / (y @ y)  # some families scale what they add
     if not torch.allclose(lost, scale * y, rtol=1e-2, atol=1e-2 * float(y.abs().max() * scale.abs())):
         raise _unsupported(model_type, "its FFN's output does not reach the residual stream as it is")
+    return 1.0 if abs(scale - 1) < 1e-2 else float(scale)

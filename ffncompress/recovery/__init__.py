@@ -2,6 +2,7 @@
 
 from ffncompress.recovery.linear import LinearFit, errors_by_rank, feature_errors, fit_linear
 from ffncompress.recovery.moments import Moments
+from ffncompress.recovery.neurons import HybridFit, NeuronFit, fit_hybrid, fit_neurons, removal_order, solve_ridged
 from ffncompress.recovery.scores import (
     condition_number,
     effective_rank,
@@ -12,15 +13,21 @@ from ffncompress.recovery.scores import (
 )
 
 __all__ = [
+    "HybridFit",
     "LinearFit",
     "Moments",
+    "NeuronFit",
     "condition_number",
     "effective_rank",
     "errors_by_rank",
     "feature_errors",
+    "fit_hybrid",
     "fit_linear",
+    "fit_neurons",
     "median_feature_r2",
     "r2",
     "r2_interval",
+    "removal_order",
+    "solve_ridged",
     "spectrum_of",
 ]

@@ -48,10 +48,13 @@ class LinearFit:
     def max_rank(self) -> int:
         return min(self.weight.shape)
 
+    def to(self, device: torch.device | str) -> LinearFit:
+        weight, x0, y0 = self.weight.to(device), self.x0.to(device), self.y0.to(device)
+        return LinearFit(weight, x0, y0, self.directions.to(device), self.energies.to(device), self.ridge)
+
     def cpu(self) -> LinearFit:
         """The same map in main memory."""
-        weight, x0, y0 = self.weight.cpu(), self.x0.cpu(), self.y0.cpu()
-        return LinearFit(weight, x0, y0, self.directions.cpu(), self.energies.cpu(), self.ridge)
+        return self.to("cpu")
 
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """(down [rank, d_in], up [d_out, rank], bias) of the best map of that rank; it keeps to the means."""

@@ -63,6 +63,10 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def of_inputs(self, at: slice | Tensor) -> Moments:
+        """The moments of the same rows with only some of the input features."""
+        return Moments(self.rows, self.weight, self.x[at], self.y, self.xx[at][:, at], self.xy[at], self.yy)
+
     def tensors(self) -> list[Tensor]:
         """The live tensors, in a fixed order, for a reduction over processes."""
         return [getattr(self, f.name) for f in fields(self)]

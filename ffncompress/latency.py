@@ -1,0 +1,62 @@
+"""How long blocks and their stand-ins take on this machine: what a budget in speed is spent by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from ffncompress.modules import build
+from ffncompress.scoring import shape_of
+from ffncompress.selection import Market
+from ffncompress.workers import Track, silent
+
+TOKENS = 512  # in the batch that is timed
+REPEATS = 7
+
+
+@torch.inference_mode()
+def time_blocks(model: Any, market: Market, track: Track = silent) -> Market:
+    """The same market with the seconds of every block and option, and of the rest of the model.
+
+    Blocks of one shape are timed once. Rounds are interleaved, so that a busy moment of the machine strikes all alike.
+    """
+    first = {_size(block): block for block in market.blocks}
+    like = next(model.parameters())
+    runs: dict[Any, Callable[[], Any]] = {}
+    for size, block in first.items():
+        ffn = model.get_submodule(block.path)
+        x = torch.randn(1, TOKENS, block.d_in, device=like.device, dtype=like.dtype)
+        runs[size, None] = partial(ffn, x)
+        for shape in {shape_of(option) for option in market.menus[block.index]}:
+            module = build(shape, block.layout, ffn).to(like)
+            runs[size, shape] = partial(module, x)
+    ids = torch.arange(TOKENS, device=like.device)[None] % model.config.vocab_size
+    runs["model"] = partial(model, input_ids=ids, use_cache=False)
+    seconds = _timed(runs, track)
+    kept = [seconds[_size(block), None] for block in market.blocks]
+    menus = [
+        [option.model_copy(update={"seconds": seconds[_size(block), shape_of(option)]}) for option in options]
+        for block, options in zip(market.blocks, market.menus, strict=True)
+    ]
+    return replace(market, menus=menus, kept_seconds=kept, model_seconds=seconds["model"])
+
+
+def _size(block: Any) -> tuple[int, int, int]:
+    return block.d_in, block.d_inner, block.d_out
+
+
+def _timed(runs: dict[Any, Callable[[], Any]], track: Track) -> dict[Any, float]:
+    taken: dict[Any, list[float]] = {name: [] for name in runs}
+    for name, _ in track([(name, i) for i in range(REPEATS + 1) for name in runs], "timing stand-ins"):
+        start = time.perf_counter()
+        runs[name]()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken[name].append(time.perf_counter() - start)
+    return {name: median(times[1:]) for name, times in taken.items()}  # the first warms up

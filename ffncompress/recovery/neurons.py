@@ -1,0 +1,178 @@
+"""Which inner neurons of an FFN to keep, and what the output matrix becomes without the others.
+
+An FFN is y = W'h + b over its inner activations h. From the moments of rows (z, y), z = [h, x], with every row
+weighted, follow in closed form:
+
+- the order of removal. Without neuron j, and W refitted, the squared error grows by |w_j|^2 / (G^-1)_jj, where G is the
+  Gram matrix of h: the optimal brain surgeon's saliency (Hassibi & Stork, 1993). The least is taken out, a few at a
+  time, G^-1 and W are downdated, and so on; the order is nested, so one run serves every width.
+- for kept neurons K, the exact refit A = (G_KK + ridge)^-1 G_Ky.
+- for kept neurons and a linear bypass of x, the joint fit. What h_K explains of x and of y is taken out of both
+  (Frisch & Waugh, 1933); the best bypass of rank r is the reduced-rank regression of the remainders, and A follows.
+  With no neuron kept this is the linear map itself; at rank 0 it is neurons alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffncompress.recovery.linear import LinearFit, fit_linear
+from ffncompress.recovery.moments import Moments
+
+ORDER_RIDGE = 1e-3  # steadies the inverse; the order hardly depends on it
+RIDGES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)
+STEPS = 96  # removals in a run: taking out one hundredth at a time is as good as one by one
+
+
+@dataclass(frozen=True)
+class NeuronFit:
+    """y ~ A'h_K + b over the kept neurons K."""
+
+    kept: Tensor  # [width], rising
+    out: Tensor  # [width, d_out]
+    bias: Tensor | None  # [d_out]; None where the FFN's output has no bias
+    ridge: float
+
+    def cpu(self) -> NeuronFit:
+        """The same fit in main memory; single precision, for a menu holds many of these."""
+        bias = None if self.bias is None else self.bias.cpu()
+        return NeuronFit(self.kept.cpu(), self.out.float().cpu(), bias, self.ridge)
+
+
+@dataclass(frozen=True)
+class HybridFit:
+    """y ~ A_r'h_K + (rank r map of x) + b, for every r."""
+
+    kept: Tensor  # [width]
+    h0: Tensor  # [width], mean of the fit rows
+    x0: Tensor  # [d_in]
+    y0: Tensor  # [d_out]
+    from_h: Tensor  # [width, d_in]: what h_K explains of x
+    out: Tensor  # [width, d_out]: what h_K explains of y
+    bypass: LinearFit  # of the remainders
+    ridge: float
+
+    def cpu(self) -> HybridFit:
+        """The same fit in main memory."""
+        h0, x0, y0, from_h, out = (t.cpu() for t in (self.h0, self.x0, self.y0, self.from_h, self.out))
+        return HybridFit(self.kept.cpu(), h0, x0, y0, from_h, out, self.bypass.cpu(), self.ridge)
+
+    def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(out [width, d_out], down [rank, d_in], up [d_out, rank], bias) of the best fit of that rank."""
+        down, up, _ = self.bypass.at_rank(rank)
+        out = self.out - self.from_h @ down.T @ up.T
+        return out, down, up, self.y0 - out.T @ self.h0 - up @ (down @ self.x0)
+
+    def remainders(self, h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows (x, y) less what h explains of them: what the bypass sees."""
+        h = h[:, self.kept] - self.h0
+        return x - self.x0 - h @ self.from_h, y - self.y0 - h @ self.out
+
+
+def removal_order(gram: Tensor, weight: Tensor, ridge: float = ORDER_RIDGE) -> Tensor:
+    """The neurons, first to be removed first.
+
+    Args:
+        gram: Gram matrix of the inner activations (centred where the output has a bias to take up a mean), [k, k].
+        weight: the output matrix, [k, d_out].
+        ridge: relative to each neuron's own energy.
+    """
+    energy = gram.diagonal()
+    inverse = torch.linalg.inv(_ridged(gram, ridge, energy.max()))
+    # a neuron that never speaks explains nothing, whatever its output weights
+    w = torch.where(energy[:, None] > 0, weight.to(gram), 0)
+    left = torch.arange(len(gram), device=gram.device)
+    step, order = max(1, len(gram) // STEPS), []
+    while len(left):
+        saliency = w.square().sum(1) / inverse.diagonal()
+        out = saliency.argsort(stable=True)[:step]
+        order.append(left[out])
+        stay = torch.ones(len(left), dtype=torch.bool, device=gram.device)
+        stay[out] = False
+        shift = torch.linalg.solve(inverse[out][:, out], torch.cat([inverse[out][:, stay], w[out]], 1))
+        cross = inverse[stay][:, out]
+        rest = int(stay.sum())
+        inverse, w, left = (
+            inverse[stay][:, stay] - cross @ shift[:, :rest],
+            w[stay] - cross @ shift[:, rest:],
+            left[stay],
+        )
+    return torch.cat(order)
+
+
+def fit_neurons(fit: Moments, held_out: Moments, kept: Tensor, *, biased: bool) -> NeuronFit:
+    """The exact output matrix of the kept neurons, its ridge the best on the held-out rows.
+
+    Args:
+        fit: moments of (z, y) rows; `kept` indexes into z.
+        held_out: the same of other rows.
+        kept: the neurons.
+        biased: whether the output has a bias.
+    """
+    z0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+    zz, zy, _ = fit.centred_on(z0, y0)
+    held_zz, held_zy, _ = held_out.centred_on(z0, y0)
+    out, ridge = solve_ridged(zz[kept][:, kept], zy[kept], held_zz[kept][:, kept], held_zy[kept])
+    return NeuronFit(kept, out, y0 - out.T @ z0[kept] if biased else None, ridge)
+
+
+def solve_ridged(
+    gram: Tensor, cross: Tensor, held_gram: Tensor, held_cross: Tensor, ridges: tuple[float, ...] = RIDGES
+) -> tuple[Tensor, float]:
+    """The ridge solution that errs least on held-out rows, and its ridge."""
+    tried = []
+    for ridge in ridges:
+        w = torch.linalg.solve(_ridged(gram, ridge), cross)
+        error = ((w * (held_gram @ w)).sum() - 2 * (w * held_cross).sum()).item()  # up to the target's own energy
+        tried.append((error, ridge, w))
+    _, ridge, w = min(tried, key=lambda t: t[0])
+    return w, ridge
+
+
+def fit_hybrid(fit: Moments, held_out: Moments, kept: Tensor, neurons: int) -> HybridFit:
+    """Kept neurons and a linear bypass, fitted jointly, at every rank of the bypass.
+
+    Args:
+        fit: moments of (z, y) rows, z = [h, x].
+        held_out: the same of other rows.
+        kept: the neurons to keep, maybe none.
+        neurons: how many h there are in z.
+    """
+    z0, y0 = fit.means
+    zz, zy, yy = fit.centred_on(z0, y0)
+    held_zz, held_zy, held_yy = held_out.centred_on(z0, y0)
+    xs = torch.arange(neurons, len(z0), device=kept.device)
+    hh, hx = zz[kept][:, kept], zz[kept][:, xs]
+    both, ridge = torch.cat([hx, zy[kept]], 1), 0.0
+    explained = torch.zeros_like(both)
+    if len(kept):
+        held_both = torch.cat([held_zz[kept][:, xs], held_zy[kept]], 1)
+        _, ridge = solve_ridged(hh, zy[kept], held_zz[kept][:, kept], held_zy[kept])
+        explained = torch.linalg.solve(_ridged(hh, ridge), both)
+    from_h, out = explained.split([len(xs), len(y0)], 1)
+    # On the fit rows and the ridge's own rows, the remainders' moments are Schur complements: the fit is joint.
+    residual = _centred(fit, zz[xs][:, xs] - hx.T @ from_h, zy[xs] - hx.T @ out, yy - (zy[kept] * out).sum(0))
+    if len(kept):
+        held_hh, held_hx = held_zz[kept][:, kept], held_both[:, : len(xs)]
+        xx = held_zz[xs][:, xs] - from_h.T @ held_hx - held_hx.T @ from_h + from_h.T @ held_hh @ from_h
+        xy = held_zy[xs] - held_hx.T @ out - from_h.T @ (held_zy[kept] - held_hh @ out)
+        held_yy = held_yy - 2 * (out * held_zy[kept]).sum(0) + (out * (held_hh @ out)).sum(0)
+    else:
+        xx, xy = held_zz[xs][:, xs], held_zy[xs]
+    bypass = fit_linear(residual, _centred(held_out, xx, xy, held_yy))
+    return HybridFit(kept, z0[kept], z0[xs], y0, from_h, out, bypass, ridge)
+
+
+def _ridged(gram: Tensor, ridge: float, scale: Tensor | None = None) -> Tensor:
+    """gram + ridge x its diagonal, and a floor under what never varies."""
+    energy = gram.diagonal()
+    top = scale if scale is not None else (energy.max() if len(gram) else energy.sum())
+    return gram + torch.diag(ridge * energy + 1e-12 * top.clamp_min(1e-300))
+
+
+def _centred(like: Moments, xx: Tensor, xy: Tensor, yy: Tensor) -> Moments:
+    """Moments of rows whose means are taken to be zero."""
+    return Moments(like.rows, like.weight, xx.new_zeros(len(xx)), xy.new_zeros(xy.shape[1]), xx, xy, yy)
