@@ -63,6 +63,7 @@ def compress(
     model: str | None = None,
     recipe: str | None = None,
     overwrite: bool = False,
+    track: Track = silent,
     **settings: Any,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
@@ -73,12 +74,15 @@ def compress(
         model: where the base model is now, if it moved.
         recipe: text to keep beside the weights.
         overwrite: replace an existing folder.
+        track: wraps each long loop, for a progress bar.
         **settings: fields of `ApplySettings`.
     """
     from ffncompress.artifact import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    return save_compressed(plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite)
+    return save_compressed(
+        plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite, track=track
+    )
 
 
 def evaluate(directory: str | Path, *, model: str | None = None, track: Track = silent, **settings: Any) -> GateResult:
@@ -130,7 +134,7 @@ def run(
         )
     )  # fmt: skip
     report(plan_directory)
-    report(compress(plan_directory, target, recipe=text, overwrite=overwrite, **recipe.apply.model_dump()))
+    report(compress(plan_directory, target, recipe=text, overwrite=overwrite, track=track, **recipe.apply.model_dump()))
     result = evaluate(target, track=track, **recipe.eval.model_dump())
     report(result)
     if recipe.push and (result.passed or recipe.push.force):

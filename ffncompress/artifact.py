@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ffncompress import __version__
 from ffncompress.errors import ArtifactError, PlanError
 from ffncompress.models import (
     ModelSource,
+    context_of,
     count_parameters,
     find_blocks,
     install_,
@@ -35,6 +37,7 @@ from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, register, spec_of
 from ffncompress.settings import ApplySettings
 from ffncompress.staging import check_free, staged_directory
+from ffncompress.workers import Track, silent, stage
 
 META = "ffncompress"
 ORIGIN_FILE, RECIPE_FILE, GATE_FILE, CARD_FILE = "origin.json", "recipe.yaml", "gate.json", "README.md"
@@ -48,8 +51,11 @@ def save_compressed(
     model_name: str | None = None,
     recipe: str | None = None,
     overwrite: bool = False,
+    track: Track = silent,
 ) -> Path:
-    """Install a plan's replacements in its base model and save the slimmed checkpoint. Needs no calibration data.
+    """Install a plan's replacements in its base model and save the slimmed checkpoint.
+
+    Needs no calibration data, unless healing is asked for.
 
     Raises:
         PlanError: the plan is corrupted, or replaces nothing.
@@ -66,20 +72,39 @@ def save_compressed(
             "plan again with another limit, or pass --allow-empty for a plain copy"
         )
     source = base_source(plan, model_name)
-    model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
+    with stage(track, f"loading {source.name}"):
+        model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
     layouts = {block.path: block.layout for block in find_blocks(model)}
     install_(model, stand_ins(model, plan, tensors))
+    healing = _heal_(model, plan, source, tokenizer, settings.heal, track) if settings.heal and plan.replaced else None
     if plan.replaced:
         model.config.quantization_config = FfncompressConfig(
             {b.path: spec_of(shape_of(b), layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )
-    with staged_directory(output, overwrite=overwrite) as stage:
-        with quiet_bars():
-            model.save_pretrained(stage, max_shard_size=settings.max_shard_size)
-        tokenizer.save_pretrained(stage)
-        _write_meta(stage, plan, Path(plan_directory), source, model, recipe)
-        _prove_parity(model, stage)
+    with staged_directory(output, overwrite=overwrite) as folder:
+        with stage(track, f"writing {output}"), quiet_bars():
+            model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
+        tokenizer.save_pretrained(folder)
+        _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)
+        with stage(track, "reloading and comparing"):
+            _prove_parity(model, folder)
     return Path(output)
+
+
+def _heal_(model: Any, plan: Plan, source: ModelSource, tokenizer: Any, minutes: float, track: Track) -> dict[str, Any]:
+    """Distil the stand-ins on the plan's own fit text, in float32; returns what that did."""
+    from ffncompress.corpus import gather_text
+    from ffncompress.heal import heal_
+
+    dtype = model.dtype
+    with stage(track, "reading text"):
+        corpus = gather_text(source, plan.settings, tokenizer, context_of(model, plan.settings.context))
+    original = load_model(source, dtype="float32")
+    model.float()
+    modules = [model.get_submodule(block.path) for block in plan.replaced]
+    done = heal_(model, original, modules, corpus.refit, corpus.verify, minutes, track)
+    model.to(dtype)
+    return asdict(done)
 
 
 def load(directory: str | Path, **options: Any) -> Any:
@@ -140,11 +165,17 @@ def _read_json(directory: str | Path, name: str, otherwise: str) -> dict[str, An
 
 
 def _write_meta(
-    stage: Path, plan: Plan, plan_directory: Path, source: ModelSource, model: Any, recipe: str | None
+    folder: Path,
+    plan: Plan,
+    plan_directory: Path,
+    source: ModelSource,
+    model: Any,
+    recipe: str | None,
+    healing: dict[str, Any] | None,
 ) -> None:
     from ffncompress.card import write_card
 
-    meta = stage / META
+    meta = folder / META
     meta.mkdir()
     for name in (PLAN_FILE, FIGURE_FILE):
         if (plan_directory / name).is_file():
@@ -163,11 +194,12 @@ def _write_meta(
         "parameters_after": count_parameters(model),
         "fit_text": [text.model_dump() for text in plan.fit_text],
         "choose_text": [text.model_dump() for text in plan.choose_text],
+        "healing": healing,
     }
     (meta / ORIGIN_FILE).write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
     for extra in source.directory.glob("LICENSE*"):
-        shutil.copyfile(extra, stage / extra.name)
-    write_card(stage, plan, origin)
+        shutil.copyfile(extra, folder / extra.name)
+    write_card(folder, plan, origin)
 
 
 def _licence(source: ModelSource) -> str | None:
@@ -185,10 +217,10 @@ def _licence(source: ModelSource) -> str | None:
 
 
 @torch.inference_mode()
-def _prove_parity(model: Any, stage: Path) -> None:
+def _prove_parity(model: Any, folder: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
     ids = torch.arange(3, 19)[None] % model.config.vocab_size
     expected = model(input_ids=ids, use_cache=False).logits
-    again = load(stage, dtype=model.dtype)
+    again = load(folder, dtype=model.dtype)
     if not torch.equal(again(input_ids=ids, use_cache=False).logits, expected):
         raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

@@ -82,6 +82,7 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         _block_table(plan),
         "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
         "Swap is the perplexity that replacing this block alone adds, on text that no map was fitted on.",
+        *_healing(origin),
         "## How to reproduce",
         f"```\n{reproduce_command(plan)}\nffncompress apply PLAN -o OUT\nffncompress eval OUT\n```",
         f"Made with ffncompress {plan.ffncompress_version}; base revision "
@@ -89,6 +90,18 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         "every measurement are in `ffncompress/plan.json`.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _healing(origin: dict[str, Any]) -> list[str]:
+    """What training did, where there was any."""
+    healing = origin.get("healing")
+    if not healing or not healing["kept"]:
+        return []
+    return [
+        f"After the closed-form replacement, the stand-ins were distilled for {healing['minutes']:g} minutes "
+        f"({healing['steps']:,} steps): perplexity {healing['closed_form']:.2f} to {healing['healed']:.2f} "
+        f"on the choose text (original {healing['original']:.2f})."
+    ]
 
 
 def reproduce_command(plan: Plan) -> str:

@@ -46,7 +46,9 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     choose_rows, choose_refs = _cut(choose, choose_windows, settings.seq_len, settings.seed, tokenizer)
     refit_rows = fit_rows
     if settings.refit_tokens:
-        refit_rows, _ = _cut(fit, max(1, settings.refit_tokens // settings.seq_len), settings.seq_len, settings.seed, tokenizer)
+        refit_rows, _ = _cut(
+            fit, max(1, settings.refit_tokens // settings.seq_len), settings.seq_len, settings.seed, tokenizer
+        )
     share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
     verify_rows = torch.cat(
         [texts.windows(text, tokenizer, length=context, count=share, seed=settings.seed) for text in choose]

@@ -210,7 +210,8 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
     if settings.frontier:
         rest = count_parameters(survey.model) - market.full
         base = perplexity(survey.base_losses)
-        frontier, joint = draw_line(market, rest, base, lambda choice: survey.check(choice, settings))
+        within = market.restricted(Budget.parse(settings.budget).ratio)
+        frontier, joint = draw_line(within, rest, base, lambda choice: survey.check(choice, settings))
     forced = parse_blocks(settings.blocks, len(survey.blocks)) if settings.blocks else None
     choice, checks = _choose(survey, market, settings, forced)
     joint += checks

@@ -44,7 +44,7 @@ class FfncompressQuantizer(HfQuantizer):
         if version != FORMAT_VERSION:
             raise ArtifactError(
                 f"this checkpoint is of ffncompress format {version}, this release reads {FORMAT_VERSION}; "
-                "upgrade ffncompress"
+                "install the release that wrote it (ffncompress/origin.json names it), or emit it again"
             )
 
     def _process_model_before_weight_loading(self, model: Any, **_kwargs: Any) -> None:

@@ -175,6 +175,7 @@ class ApplySettings(_Settings):
     dtype: Dtype = "auto"
     max_shard_size: str = "5GB"
     allow_empty: bool = False
+    heal: float | None = Field(None, gt=0)
 
 
 class EvalSettings(_Settings):

@@ -82,7 +82,7 @@ def demo_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ffncompress import api
 
     directory = tmp_path_factory.mktemp("plans") / "demo-plan"
-    api.plan("demo", directory, tokens=4096, blocks="1,3")
+    api.plan("demo", directory, tokens=4096, blocks="1,3", budget="8x")
     return directory
 
 

@@ -13,7 +13,7 @@ ORDER = [
     "errors", "recovery", "workers", "settings", "staging", "models", "texts", "calibration", "swaps", "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
     "planner", "plugin",
-    "_autoload", "report", "card", "artifact",
+    "_autoload", "report", "card", "heal", "artifact",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip
 

@@ -26,11 +26,13 @@ def test_moments_are_those_of_the_activations(family: str) -> None:
     block = blocks[1]
     seen: dict[str, torch.Tensor] = {}
     ffn, layer = model.get_submodule(block.path), model.get_submodule(block.layer_path)
+    out = model.get_submodule(block.out_path)
+    out.register_forward_hook(lambda _m, a, _o: seen.update(h=a[0].flatten(0, 1)))
     ffn.register_forward_hook(lambda _m, a, o: seen.update(x=a[0].flatten(0, 1), y=o.flatten(0, 1)))
     layer.register_forward_hook(lambda _m, _a, o: seen.update(s=(o[0] if isinstance(o, tuple) else o).flatten(0, 1)))
-    for ids, plain, weighted in (
-        (fit, moments[1].fit, moments[1].fit_weighted),
-        (held_out, moments[1].held_out, moments[1].held_out_weighted),
+    for ids, plain, inner, weighted in (
+        (fit, moments[1].fit, moments[1].fit_inner, moments[1].weighted()[0]),
+        (held_out, moments[1].held_out, moments[1].held_out_inner, moments[1].weighted()[1]),
     ):
         with torch.inference_mode():
             model(ids)
@@ -38,6 +40,7 @@ def test_moments_are_those_of_the_activations(family: str) -> None:
         full = plain.yy.dim() == 2
         for ours, expected in (
             (plain, Moments.of(seen["x"], seen["y"], full_yy=full)),
+            (inner, Moments.of(torch.cat([seen["h"], seen["x"]], 1), seen["y"], weights, full_yy=False)),
             (weighted, Moments.of(seen["x"], seen["y"], weights, full_yy=False)),
         ):
             for a, b in zip(ours.tensors(), expected.tensors(), strict=True):
@@ -61,7 +64,8 @@ def test_too_few_rows_say_how_many_are_needed() -> None:
 
 def test_a_large_model_takes_several_passes() -> None:
     blocks = find_blocks(tiny_model("gpt2"))
-    size = 8 * (4 * 32 * 64 + 32**2)
+    wide = 128 + 32
+    size = 16 * (32 * (32 + 32) + wide * (wide + 32))
     assert [len(group) for group in in_passes(blocks)] == [3]
     assert [len(group) for group in in_passes(blocks, 2 * size)] == [2, 1]
     assert [len(group) for group in in_passes(blocks, 1)] == [1, 1, 1]
@@ -69,6 +73,7 @@ def test_a_large_model_takes_several_passes() -> None:
     whole = collect_moments(model, blocks, ids, ids, Workers("cpu"))
     for block, expected in zip(blocks, whole, strict=True):
         alone = collect_moments(model, [block], ids, ids, Workers("cpu"))[0]
-        assert sum(t.numel() for part in alone.all() for t in part.tensors() if t.dim() == 2) * 8 == size
+        held = sum(t.numel() for part in alone.all() for t in part.tensors() if t.dim() == 2) * 8
+        assert held == size + 8 * 32**2  # and the outputs' own covariance
         for a, b in zip(alone.fit.tensors(), expected.fit.tensors(), strict=True):
             assert torch.equal(a, b)

@@ -9,8 +9,7 @@ from conftest import TINY, tiny_model
 from ffncompress.calibration import collect_moments
 from ffncompress.models import find_blocks, installed
 from ffncompress.modules import LinearFFN
-from ffncompress.recovery import r2, r2_interval
-from ffncompress.scoring import fit_block
+from ffncompress.recovery import fit_linear, r2, r2_interval
 from ffncompress.swaps import measure_base, measure_swaps, sequence_losses
 from ffncompress.workers import Workers
 
@@ -39,7 +38,7 @@ def test_errors_by_sequence_add_up_to_those_of_the_moments() -> None:
     blocks = find_blocks(model)
     ids = torch.randint(1, 3000, (70, 16), generator=torch.Generator().manual_seed(0))
     moments = collect_moments(model, blocks, ids, ids, workers)
-    fits = [fit_block(m).maps["plain"] for m in moments]
+    fits = [fit_linear(m.fit, m.held_out) for m in moments]
     losses, errors = measure_base(model, blocks, fits, ids, workers)
     torch.testing.assert_close(losses, sequence_losses(model, ids, workers))
     for each, fit, own in zip(errors, fits, moments, strict=True):

@@ -104,19 +104,21 @@ def plan(
 @click.option(
     "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
 )
+@click.option("--heal", type=float, metavar="MINUTES", help="Then distil the stand-ins for so long.  [default: do not]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @_overwrite
 def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **settings: Any) -> None:
     """Install PLAN's replacements and save the slimmed model.
 
-    Needs no calibration data. The folder is reloaded and compared before it is put in place, and loads with plain
-    AutoModelForCausalLM.from_pretrained wherever ffncompress is installed.
+    Needs no calibration data, unless --heal asks for training on the plan's. The folder is reloaded and compared
+    before it is put in place, and loads with plain AutoModelForCausalLM.from_pretrained wherever ffncompress is
+    installed.
     """
     from ffncompress import api
     from ffncompress.cli import console
 
-    with console.status(f"writing {output}"):
-        api.compress(plan_folder, output, model=model, overwrite=overwrite, **settings)
+    with console.progress() as track:
+        api.compress(plan_folder, output, model=model, overwrite=overwrite, track=track, **settings)
     console.print_artifact(output)
     console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
 

@@ -174,6 +174,10 @@ def print_artifact(folder: str | Path) -> None:
         f"{folder}: {origin['base_model']}{revision} with {origin['parameters_after']:,} of "
         f"{origin['parameters_before']:,} parameters"
     )
+    if healing := origin.get("healing"):
+        words = "healed in {minutes:g} min, {steps:,} steps: perplexity {closed_form:.2f} to {healed:.2f}, choose text"
+        words += "" if healing["kept"] else "; no better, so not kept"
+        say(words.format(**healing))
     try:
         print_gate(GateResult.model_validate(read_gate(folder)))
     except ArtifactError:

@@ -103,7 +103,9 @@ def removal_order(gram: Tensor, weight: Tensor, ridge: float = ORDER_RIDGE) -> T
     return torch.cat(order)
 
 
-def fit_neurons(fit: Moments, held_out: Moments, kept: Tensor, *, biased: bool) -> NeuronFit:
+def fit_neurons(
+    fit: Moments, held_out: Moments, kept: Tensor, *, biased: bool, ridges: tuple[float, ...] = RIDGES
+) -> NeuronFit:
     """The exact output matrix of the kept neurons, its ridge the best on the held-out rows.
 
     Args:
@@ -111,11 +113,12 @@ def fit_neurons(fit: Moments, held_out: Moments, kept: Tensor, *, biased: bool) 
         held_out: the same of other rows.
         kept: the neurons.
         biased: whether the output has a bias.
+        ridges: strengths to try, each relative to a neuron's own energy.
     """
     z0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
     zz, zy, _ = fit.centred_on(z0, y0)
     held_zz, held_zy, _ = held_out.centred_on(z0, y0)
-    out, ridge = solve_ridged(zz[kept][:, kept], zy[kept], held_zz[kept][:, kept], held_zy[kept])
+    out, ridge = solve_ridged(zz[kept][:, kept], zy[kept], held_zz[kept][:, kept], held_zy[kept], ridges)
     return NeuronFit(kept, out, y0 - out.T @ z0[kept] if biased else None, ridge)
 
 
@@ -132,7 +135,9 @@ def solve_ridged(
     return w, ridge
 
 
-def fit_hybrid(fit: Moments, held_out: Moments, kept: Tensor, neurons: int) -> HybridFit:
+def fit_hybrid(
+    fit: Moments, held_out: Moments, kept: Tensor, neurons: int, ridges: tuple[float, ...] = RIDGES
+) -> HybridFit:
     """Kept neurons and a linear bypass, fitted jointly, at every rank of the bypass.
 
     Args:
@@ -140,6 +145,7 @@ def fit_hybrid(fit: Moments, held_out: Moments, kept: Tensor, neurons: int) -> H
         held_out: the same of other rows.
         kept: the neurons to keep, maybe none.
         neurons: how many h there are in z.
+        ridges: strengths to try for the neurons; the bypass has its own.
     """
     z0, y0 = fit.means
     zz, zy, yy = fit.centred_on(z0, y0)
@@ -150,7 +156,7 @@ def fit_hybrid(fit: Moments, held_out: Moments, kept: Tensor, neurons: int) -> H
     explained = torch.zeros_like(both)
     if len(kept):
         held_both = torch.cat([held_zz[kept][:, xs], held_zy[kept]], 1)
-        _, ridge = solve_ridged(hh, zy[kept], held_zz[kept][:, kept], held_zy[kept])
+        _, ridge = solve_ridged(hh, zy[kept], held_zz[kept][:, kept], held_zy[kept], ridges)
         explained = torch.linalg.solve(_ridged(hh, ridge), both)
     from_h, out = explained.split([len(xs), len(y0)], 1)
     # On the fit rows and the ridge's own rows, the remainders' moments are Schur complements: the fit is joint.

@@ -1,0 +1,113 @@
+"""Refitting in order: one layer at a time is the model itself, and the stream comes closer to the original's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+
+from ffncompress import Plan, texts
+from ffncompress.calibration import collect_moments
+from ffncompress.models import find_blocks, installed
+from ffncompress.modules import Shape
+from ffncompress.refit import refit, run_layer
+from ffncompress.scoring import fit_one, replacement
+from ffncompress.workers import Workers
+
+
+def windows(count: int = 40, length: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, 3000, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", TINY)
+@torch.inference_mode()
+def test_layer_by_layer_is_the_whole_model(family: str) -> None:
+    model, ids = tiny_model(family), windows(3)
+    blocks = find_blocks(model)
+    streams: list[torch.Tensor] = []
+    for block in blocks:
+        model.get_submodule(block.layer_path).register_forward_hook(
+            lambda _m, _a, out: streams.append(out[0] if isinstance(out, tuple) else out)
+        )
+    model(ids)
+    expected = list(streams)
+    state = None
+    for i in range(len(blocks)):
+        rows, state = run_layer(model, blocks, i, ids, state)
+        torch.testing.assert_close(rows.stream, expected[i].flatten(0, 1))
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("shape", [Shape("neurons", 48), Shape("hybrid", 24, 4), Shape("low-rank", rank=8)], ids=str)
+def test_the_first_block_is_fitted_as_on_the_original_model(shape: Shape) -> None:
+    """Nothing has drifted before it, so both ways give the same stand-in."""
+    model, ids, workers = tiny_model("llama"), windows(), Workers("cpu")
+    blocks = find_blocks(model)
+    ours = refit(model, blocks, {0: shape}, ids, ids, workers)[0]
+    moments = collect_moments(model, blocks[:1], ids, ids, workers)[0]
+    ffn = model.get_submodule(blocks[0].path)
+    name = f"{shape.kind} {shape.width}" if shape.width else "stream"
+    other = replacement(blocks[0], ffn, shape, fit_one(blocks[0], moments, ffn, name))
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(ours(x), other(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_undoing_the_drift_brings_the_stream_closer(family: str) -> None:
+    model, ids, workers = tiny_model(family), windows(120), Workers("cpu")
+    blocks = find_blocks(model)
+    shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks)}
+    moments = collect_moments(model, blocks, ids, ids, workers)
+    alone = {
+        i: replacement(
+            b,
+            model.get_submodule(b.path),
+            shapes[i],
+            fit_one(b, m, model.get_submodule(b.path), f"neurons {shapes[i].width}"),
+        )
+        for i, (b, m) in enumerate(zip(blocks, moments, strict=True))
+    }
+
+    def distance(modules) -> float:
+        with torch.inference_mode():
+            original = model.base_model(ids).last_hidden_state
+            with installed(model, {blocks[i].path: module for i, module in modules.items()}):
+                return (model.base_model(ids).last_hidden_state - original).square().mean().item()
+
+    in_order = distance(refit(model, blocks, shapes, ids, ids, workers, undo_drift=False))
+    undone = distance(refit(model, blocks, shapes, ids, ids, workers))
+    assert undone < in_order
+    assert undone < distance(alone)
+
+
+def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
+    """On held-out text that neither way has seen."""
+    from ffncompress.swaps import perplexity, sequence_losses
+
+    parts, workers = texts.read_parts("python-docs"), Workers("cpu")
+    fit, held, report = (
+        texts.windows(parts[p], tokenizer, length=64, count=n)
+        for p, n in (("fit", 160), ("choose", 40), ("report", 60))
+    )
+    blocks = find_blocks(demo_model)
+    shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks) if i}
+    moments = collect_moments(demo_model, blocks, fit, held, workers)
+    alone = {}
+    for i, shape in shapes.items():
+        ffn = demo_model.get_submodule(blocks[i].path)
+        alone[i] = replacement(blocks[i], ffn, shape, fit_one(blocks[i], moments[i], ffn, f"neurons {shape.width}"))
+    again = refit(demo_model, blocks, shapes, fit, held, workers)
+    found = []
+    for modules in (alone, again):
+        with installed(demo_model, {blocks[i].path: module for i, module in modules.items()}):
+            found.append(perplexity(sequence_losses(demo_model, report, workers)))
+    assert found[1] < found[0]
+
+
+def test_a_plan_keeps_the_better_of_both(demo_plan) -> None:
+    plan = Plan.load(demo_plan)
+    final = plan.final_check
+    assert final is not None
+    same = [c.perplexity for c in plan.joint if c.blocks == final.blocks]
+    assert len(same) >= 2
+    assert final.perplexity == min(same)
