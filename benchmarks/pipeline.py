@@ -54,7 +54,7 @@ def report(name: str, folder: Path, data: Path, out: Path) -> None:
             f"{b.index:5d}  {s.r2_lin:.3f} ± {s.r2_lin_error:.3f}  {s.r2_median_feature:7.3f}  "
             f"{s.effective_rank_output:12.1f}  {s.condition_number:.1e}  {s.unrecovered_share:11.4f}  "
             f"{w.predicted_delta:+9.2f}  {w.delta:+9.2f} ± {w.delta_error:.2f}  {'replace' if b.replace else 'keep'} "
-            f"({w.weighting}; {', '.join(f'{k} {v:+.2f}' for k, v in w.deltas.items())})"
+            f"(tried {w.describe()}; becomes {b.choice.describe() if b.choice else 'itself'})"
         )
     print("joint checks:", [(len(c.blocks), round(c.delta, 3), round(c.delta_error, 3)) for c in plan.joint])
     for predictor, value in correlations(plan).items():

@@ -17,6 +17,7 @@ from ffncompress import texts
 from ffncompress.calibration import collect_moments, own_batches
 from ffncompress.forecast import gradients, loss_by_rank
 from ffncompress.models import find_blocks, find_model, load_model, load_tokenizer
+from ffncompress.modules import Shape
 from ffncompress.scoring import STREAM, fit_block, replacement
 from ffncompress.swaps import measure_swaps
 from ffncompress.workers import Workers
@@ -33,8 +34,8 @@ def gradient_candidates(model, blocks, fits, windows, workers) -> list[dict[str,
     """Candidates that need a backward pass, labels drawn from the model."""
     sums = [torch.zeros(6, dtype=torch.float64) for _ in blocks]
     for at, batch in own_batches(windows, workers):
-        for i, (x, y, s, g) in enumerate(gradients(model, blocks, batch, at.tolist())):
-            x, y, s, g = (t.double() for t in (x, y, s, g))
+        for i, (rows, gradient) in enumerate(gradients(model, blocks, batch, at.tolist())):
+            x, y, s, g = (t.double() for t in (rows.x, rows.y, rows.stream, gradient))
             e = x @ fits[i].weight + fits[i].bias - y
             gg, ee, ss = (t.square().sum(1) for t in (g, e, s))
             sums[i] += torch.stack(
@@ -74,12 +75,15 @@ def main() -> None:
     fit_ids = texts.windows(fit_text, tokenizer, length=128, count=options.tokens // 128)
     ids = texts.windows(choose_text, tokenizer, length=128, count=options.swap_tokens // 128)
 
-    fitted = [fit_block(each) for each in collect_moments(model, blocks, fit_ids, ids, workers)]
+    moments = collect_moments(model, blocks, fit_ids, ids, workers)
+    ffns = [model.get_submodule(block.path) for block in blocks]
+    fitted = [fit_block(*each) for each in zip(blocks, moments, ffns, strict=True)]
     maps = [each.maps[STREAM] for each in fitted]
-    variants = [{STREAM: replacement(b, ("dense", b.d_in), m)} for b, m in zip(blocks, maps, strict=True)]
+    dense = [Shape("dense", rank=block.d_in) for block in blocks]
+    variants = [replacement(*each) for each in zip(blocks, ffns, dense, maps, strict=True)]
     model.requires_grad_(False)
     rows = gradient_candidates(model, blocks, maps, ids[: options.gradient_tokens // 128], workers)
-    measured = [r[STREAM].mean().item() for r in measure_swaps(model, blocks, variants, ids, workers)]
+    measured = [r.mean().item() for r in measure_swaps(model, blocks, variants, ids, workers)]
     for row, each in zip(rows, fitted, strict=True):
         row["1 - R2_lin"] = 1 - each.scores["r2_lin"]
         row["unrecovered: E|e|^2/|s|^2"] = each.scores["unrecovered_share"]

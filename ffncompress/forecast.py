@@ -81,9 +81,9 @@ def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
 def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:
     """The predicted loss of each row at each rank, [rows, max_rank + 1]."""
     x, y, s, g = (t.double() for t in (x, y, stream, gradient))
-    v = fit.directions[:, : fit.max_rank].to(x.device)
-    c = (x - fit.x0.to(x.device)) @ (fit.weight.to(x.device) @ v)  # [rows, max_rank]
-    e0 = fit.y0.to(x.device) - y  # the error at rank 0
+    v = fit.directions[:, : fit.max_rank].to(x)
+    c = (x - fit.x0.to(x)) @ (fit.weight.to(x) @ v)  # [rows, max_rank]
+    e0 = fit.y0.to(x) - y  # the error at rank 0
 
     def along(start: Tensor, steps: Tensor) -> Tensor:
         return torch.cat([start[:, None], steps], 1).cumsum(1)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from ffncompress.models import context_of
 from ffncompress.modules import build
 from ffncompress.scoring import shape_of
 from ffncompress.selection import Market
 from ffncompress.workers import Track, silent
 
-TOKENS = 512  # in the batch that is timed
 REPEATS = 7
 
 
@@ -26,17 +26,18 @@ def time_blocks(model: Any, market: Market, track: Track = silent) -> Market:
 
     Blocks of one shape are timed once. Rounds are interleaved, so that a busy moment of the machine strikes all alike.
     """
+    tokens = context_of(model, None)
     first = {_size(block): block for block in market.blocks}
     like = next(model.parameters())
     runs: dict[Any, Callable[[], Any]] = {}
     for size, block in first.items():
         ffn = model.get_submodule(block.path)
-        x = torch.randn(1, TOKENS, block.d_in, device=like.device, dtype=like.dtype)
+        x = torch.randn(1, tokens, block.d_in, device=like.device, dtype=like.dtype)
         runs[size, None] = partial(ffn, x)
         for shape in {shape_of(option) for option in market.menus[block.index]}:
             module = build(shape, block.layout, ffn).to(like)
             runs[size, shape] = partial(module, x)
-    ids = torch.arange(TOKENS, device=like.device)[None] % model.config.vocab_size
+    ids = torch.arange(tokens, device=like.device)[None] % model.config.vocab_size
     runs["model"] = partial(model, input_ids=ids, use_cache=False)
     seconds = _timed(runs, track)
     kept = [seconds[_size(block), None] for block in market.blocks]

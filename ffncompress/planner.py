@@ -46,7 +46,6 @@ from ffncompress.scoring import (
     score_swap,
     shape_of,
     tensors_of,
-    worth_trying,
 )
 from ffncompress.selection import (
     Choice,
@@ -141,11 +140,11 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
     kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
         moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
-        pairs = list(zip(group, moments, strict=True))
-        fitted += [fit_block(b, each, model.get_submodule(b.path)) for b, each in track(pairs, "fitting stand-ins")]
-        if settings.keep_moments:
-            kept |= {f"{b.index}.{name}": tensor for b, each in pairs for name, tensor in each.named_tensors().items()}
-        del moments, pairs
+        for block in track(group, "fitting stand-ins"):
+            own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
+            fitted.append(fit_block(block, own, model.get_submodule(block.path)))
+            if settings.keep_moments:
+                kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
     plain = [each.maps[PLAIN] for each in fitted]
     losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
     base = perplexity(losses)
@@ -153,10 +152,13 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
     predicted = predict_losses(model, blocks, [each.maps for each in fitted], some, workers, settings.seed, track)
     menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
-    tried = [worth_trying([o for o in m if within_factor(b, o, ratio)]) for b, m in zip(blocks, menus, strict=True)]
+    tried = [
+        min((o for o in options if within_factor(b, o, ratio)), key=lambda o: o.predicted_loss)
+        for b, options in zip(blocks, menus, strict=True)
+    ]
     variants = [
-        {fit_name(o): replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)]) for o in options}
-        for b, f, options in zip(blocks, fitted, tried, strict=True)
+        replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
+        for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
     rises = measure_swaps(model, blocks, variants, some, workers, track)
     return Survey(

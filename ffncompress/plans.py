@@ -98,7 +98,6 @@ class Swap(StandIn):
     predicted_delta: float
     delta: float
     delta_error: float
-    deltas: dict[str, float]  # of every fit that was tried
 
 
 class BlockPlan(_Record):

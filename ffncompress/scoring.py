@@ -20,8 +20,6 @@ from ffncompress.swaps import SequenceErrors
 PLAIN, STREAM = "plain", "stream"
 WIDTHS = 16  # neurons are kept by sixteenths
 HYBRIDS = (1, 2, 3, 4, 6, 8)  # sixteenths that are also fitted with a bypass
-TRIALS = 2  # options of a block that are measured alone, where prediction does not settle which is better
-SAME, WORSE = 1.01, 1.5  # predicted losses this close need no second swap; this far apart, no second opinion
 
 
 @dataclass(frozen=True)
@@ -141,19 +139,6 @@ def shapes(block: Block) -> list[Shape]:
     return found
 
 
-def worth_trying(options: list[Option]) -> list[Option]:
-    """What to measure alone: the best by prediction, and others of another fit unless they are clearly worse."""
-    by_loss = sorted(options, key=lambda option: option.predicted_loss)
-    tried = by_loss[:1]
-    for option in by_loss[1:]:
-        ratio = option.predicted_loss / max(tried[0].predicted_loss, 1e-30)
-        if ratio > WORSE or len(tried) == TRIALS:
-            break
-        if ratio > SAME and option.kind not in [t.kind for t in tried]:
-            tried.append(option)
-    return tried
-
-
 def shape_of(option: Option | Swap) -> Shape:
     return Shape(option.kind, option.width, option.rank)
 
@@ -195,28 +180,25 @@ def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def score_swap(block: Block, tried: list[Option], rises: Mapping[str, Tensor], base: float) -> Swap:
-    """The best of the tried options by held-out loss.
+def score_swap(block: Block, tried: Option, rises: Tensor, base: float) -> Swap:
+    """What an option did alone in the model.
 
     Args:
         block: the block.
-        tried: the options.
-        rises: measured rise in loss of each sequence, by the option's fit.
+        tried: the option.
+        rises: measured rise in loss of each sequence.
         base: the perplexity that a rise is carried over to.
     """
-    deltas = {name: delta_perplexity(base, rise.mean().item()) for name, rise in rises.items()}
-    option = min(tried, key=lambda t: deltas[fit_name(t)])
-    best = fit_name(option)
-    spread = (rises[best].std() / len(rises[best]) ** 0.5).item() if len(rises[best]) > 1 else 0.0
+    delta = delta_perplexity(base, rises.mean().item())
+    spread = (rises.std() / len(rises) ** 0.5).item() if len(rises) > 1 else 0.0
     return Swap(
-        kind=option.kind,
-        width=option.width,
-        rank=option.rank,
-        weighting=option.weighting,
-        parameters=option.parameters,
-        ratio=block.matrix_weights / max(1, matrix_weights(shape_of(option), block)),
-        predicted_delta=delta_perplexity(base, option.predicted_loss),
-        delta=deltas[best],
-        delta_error=(base + deltas[best]) * spread,
-        deltas=deltas,
+        kind=tried.kind,
+        width=tried.width,
+        rank=tried.rank,
+        weighting=tried.weighting,
+        parameters=tried.parameters,
+        ratio=block.matrix_weights / max(1, matrix_weights(shape_of(tried), block)),
+        predicted_delta=delta_perplexity(base, tried.predicted_loss),
+        delta=delta,
+        delta_error=(base + delta) * spread,
     )

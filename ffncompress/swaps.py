@@ -70,13 +70,13 @@ def measure_base(
 def measure_swaps(
     model: Any,
     blocks: list[Block],
-    variants: list[dict[str, nn.Module]],
+    variants: list[nn.Module],
     windows: Tensor,
     workers: Workers,
     track: Track = silent,
-) -> list[dict[str, Tensor]]:
-    """How much each variant of each block, alone, raises the loss of each window: variant -> [n]."""
-    rises = [{name: torch.zeros(len(windows), dtype=torch.float64) for name in each} for each in variants]
+) -> list[Tensor]:
+    """How much each block's variant, alone, raises the loss of each window, [n]."""
+    rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
     states: list[Any] = []
     base = torch.zeros(0)
     layers = [model.get_submodule(block.layer_path) for block in blocks]
@@ -84,10 +84,9 @@ def measure_swaps(
     for at, batch, i in track(steps, "trying swaps"):
         if i == 0:
             states, base = _run_and_keep(model, blocks, batch)
-        for name, module in variants[i].items():
-            with installed(model, {blocks[i].path: module}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
-                rises[i][name][at] = _losses(model, batch) - base
-    workers.sum_([rise for each in rises for rise in each.values()])
+        with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
+            rises[i][at] = _losses(model, batch) - base
+    workers.sum_(rises)
     return rises
 
 

@@ -87,7 +87,7 @@ def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
     parts, workers = texts.read_parts("python-docs"), Workers("cpu")
     fit, held, report = (
         texts.windows(parts[p], tokenizer, length=64, count=n)
-        for p, n in (("fit", 160), ("choose", 40), ("report", 60))
+        for p, n in (("fit", 480), ("choose", 60), ("report", 120))
     )
     blocks = find_blocks(demo_model)
     shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks) if i}

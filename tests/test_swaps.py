@@ -20,14 +20,14 @@ def test_a_cached_prefix_gives_the_whole_models_loss(family: str) -> None:
     blocks = find_blocks(model)
     ids = torch.randint(1, 3000, (70, 16), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
-    variants = [{"random": LinearFFN(b.layout, b.d_in, b.d_out)} for b in blocks]
+    variants = [LinearFFN(b.layout, b.d_in, b.d_out) for b in blocks]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rises = measure_swaps(model, blocks, variants, ids, workers)
     base = sequence_losses(model, ids, workers)
     for i, block in enumerate(blocks):
-        with installed(model, {block.path: variants[i]["random"]}):
-            torch.testing.assert_close(rises[i]["random"], sequence_losses(model, ids, workers) - base)
-        assert rises[i]["random"].abs().max() > 0
+        with installed(model, {block.path: variants[i]}):
+            torch.testing.assert_close(rises[i], sequence_losses(model, ids, workers) - base)
+        assert rises[i].abs().max() > 0
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert not any("forward" in module.__dict__ for module in model.modules())

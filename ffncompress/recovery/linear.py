@@ -48,12 +48,12 @@ class LinearFit:
     def max_rank(self) -> int:
         return min(self.weight.shape)
 
-    def to(self, device: torch.device | str) -> LinearFit:
-        weight, x0, y0 = self.weight.to(device), self.x0.to(device), self.y0.to(device)
-        return LinearFit(weight, x0, y0, self.directions.to(device), self.energies.to(device), self.ridge)
+    def to(self, where: torch.device | torch.dtype | str) -> LinearFit:
+        """The same map on another device, or in another precision."""
+        weight, x0, y0 = self.weight.to(where), self.x0.to(where), self.y0.to(where)
+        return LinearFit(weight, x0, y0, self.directions.to(where), self.energies.to(where), self.ridge)
 
     def cpu(self) -> LinearFit:
-        """The same map in main memory."""
         return self.to("cpu")
 
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:

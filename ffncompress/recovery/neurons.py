@@ -23,7 +23,7 @@ from ffncompress.recovery.linear import LinearFit, fit_linear
 from ffncompress.recovery.moments import Moments
 
 ORDER_RIDGE = 1e-3  # steadies the inverse; the order hardly depends on it
-RIDGES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 STEPS = 96  # removals in a run: taking out one hundredth at a time is as good as one by one
 
 
@@ -38,7 +38,7 @@ class NeuronFit:
 
     def cpu(self) -> NeuronFit:
         """The same fit in main memory; single precision, for a menu holds many of these."""
-        bias = None if self.bias is None else self.bias.cpu()
+        bias = None if self.bias is None else self.bias.float().cpu()
         return NeuronFit(self.kept.cpu(), self.out.float().cpu(), bias, self.ridge)
 
 
@@ -56,9 +56,10 @@ class HybridFit:
     ridge: float
 
     def cpu(self) -> HybridFit:
-        """The same fit in main memory."""
-        h0, x0, y0, from_h, out = (t.cpu() for t in (self.h0, self.x0, self.y0, self.from_h, self.out))
-        return HybridFit(self.kept.cpu(), h0, x0, y0, from_h, out, self.bypass.cpu(), self.ridge)
+        """The same fit in main memory; single precision, for a menu holds many of these."""
+        h0, x0, y0, from_h, out = (t.float().cpu() for t in (self.h0, self.x0, self.y0, self.from_h, self.out))
+        bypass = self.bypass.to(torch.float32).cpu()
+        return HybridFit(self.kept.cpu(), h0, x0, y0, from_h, out, bypass, self.ridge)
 
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(out [width, d_out], down [rank, d_in], up [d_out, rank], bias) of the best fit of that rank."""
@@ -115,11 +116,12 @@ def fit_neurons(
         biased: whether the output has a bias.
         ridges: strengths to try, each relative to a neuron's own energy.
     """
-    z0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
-    zz, zy, _ = fit.centred_on(z0, y0)
-    held_zz, held_zy, _ = held_out.centred_on(z0, y0)
-    out, ridge = solve_ridged(zz[kept][:, kept], zy[kept], held_zz[kept][:, kept], held_zy[kept], ridges)
-    return NeuronFit(kept, out, y0 - out.T @ z0[kept] if biased else None, ridge)
+    fit, held_out = fit.of_inputs(kept), held_out.of_inputs(kept)
+    h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+    hh, hy, _ = fit.centred_on(h0, y0)
+    held_hh, held_hy, _ = held_out.centred_on(h0, y0)
+    out, ridge = solve_ridged(hh, hy, held_hh, held_hy, ridges)
+    return NeuronFit(kept, out, y0 - out.T @ h0 if biased else None, ridge)
 
 
 def solve_ridged(
@@ -128,7 +130,7 @@ def solve_ridged(
     """The ridge solution that errs least on held-out rows, and its ridge."""
     tried = []
     for ridge in ridges:
-        w = torch.linalg.solve(_ridged(gram, ridge), cross)
+        w = _solve(gram, ridge, cross)
         error = ((w * (held_gram @ w)).sum() - 2 * (w * held_cross).sum()).item()  # up to the target's own energy
         tried.append((error, ridge, w))
     _, ridge, w = min(tried, key=lambda t: t[0])
@@ -147,29 +149,35 @@ def fit_hybrid(
         neurons: how many h there are in z.
         ridges: strengths to try for the neurons; the bypass has its own.
     """
+    xs = torch.arange(neurons, fit.d_in, device=kept.device)
+    fit, held_out = (m.of_inputs(torch.cat([kept, xs])) for m in (fit, held_out))
+    width = len(kept)
+    h, x = slice(width), slice(width, None)
     z0, y0 = fit.means
     zz, zy, yy = fit.centred_on(z0, y0)
     held_zz, held_zy, held_yy = held_out.centred_on(z0, y0)
-    xs = torch.arange(neurons, len(z0), device=kept.device)
-    hh, hx = zz[kept][:, kept], zz[kept][:, xs]
-    both, ridge = torch.cat([hx, zy[kept]], 1), 0.0
-    explained = torch.zeros_like(both)
-    if len(kept):
-        held_both = torch.cat([held_zz[kept][:, xs], held_zy[kept]], 1)
-        _, ridge = solve_ridged(hh, zy[kept], held_zz[kept][:, kept], held_zy[kept], ridges)
-        explained = torch.linalg.solve(_ridged(hh, ridge), both)
-    from_h, out = explained.split([len(xs), len(y0)], 1)
+    ridge = 0.0
+    from_h, out = zz[h, x], zy[h]  # without neurons, empty
+    if width:
+        _, ridge = solve_ridged(zz[h, h], zy[h], held_zz[h, h], held_zy[h], ridges)
+        from_h, out = _solve(zz[h, h], ridge, torch.cat([zz[h, x], zy[h]], 1)).split([len(xs), len(y0)], 1)
     # On the fit rows and the ridge's own rows, the remainders' moments are Schur complements: the fit is joint.
-    residual = _centred(fit, zz[xs][:, xs] - hx.T @ from_h, zy[xs] - hx.T @ out, yy - (zy[kept] * out).sum(0))
-    if len(kept):
-        held_hh, held_hx = held_zz[kept][:, kept], held_both[:, : len(xs)]
-        xx = held_zz[xs][:, xs] - from_h.T @ held_hx - held_hx.T @ from_h + from_h.T @ held_hh @ from_h
-        xy = held_zy[xs] - held_hx.T @ out - from_h.T @ (held_zy[kept] - held_hh @ out)
-        held_yy = held_yy - 2 * (out * held_zy[kept]).sum(0) + (out * (held_hh @ out)).sum(0)
-    else:
-        xx, xy = held_zz[xs][:, xs], held_zy[xs]
-    bypass = fit_linear(residual, _centred(held_out, xx, xy, held_yy))
-    return HybridFit(kept, z0[kept], z0[xs], y0, from_h, out, bypass, ridge)
+    residual = _centred(fit, zz[x, x] - zz[x, h] @ from_h, zy[x] - zz[x, h] @ out, yy - (zy[h] * out).sum(0))
+    cross = held_zz[h, x] - held_zz[h, h] @ from_h
+    held_xx = held_zz[x, x] - held_zz[x, h] @ from_h - from_h.T @ cross
+    held_xy = held_zy[x] - from_h.T @ held_zy[h] - cross.T @ out
+    held_yy = held_yy - 2 * (out * held_zy[h]).sum(0) + (out * (held_zz[h, h] @ out)).sum(0)
+    bypass = fit_linear(residual, _centred(held_out, held_xx, held_xy, held_yy))
+    return HybridFit(kept, z0[h], z0[x], y0, from_h, out, bypass, ridge)
+
+
+def _solve(gram: Tensor, ridge: float, cross: Tensor) -> Tensor:
+    ridged = _ridged(gram, ridge)
+    factor, failed = torch.linalg.cholesky_ex(ridged)
+    solution: Tensor = torch.cholesky_solve(cross, factor)
+    if failed:  # semidefinite to round-off
+        solution = torch.linalg.lstsq(ridged, cross, driver="gelsd").solution
+    return solution
 
 
 def _ridged(gram: Tensor, ridge: float, scale: Tensor | None = None) -> Tensor:
