@@ -64,10 +64,11 @@ def _short(plan: Plan) -> str:
 def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str) -> str:
     ratios = plan.ratios
     count = len(plan.replaced)
+    trained = "" if _healing(origin) else "; nothing was trained"
     sections = [
         f"# {_short(plan)}, slimmed by ffncompress",
-        f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by closed-form linear modules; nothing was "
-        f"trained. The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
+        f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by smaller closed-form ones{trained}. "
+        f"The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
         f"({origin['parameters_before']:,} to {origin['parameters_after']:,}), all FFNs "
         f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
         "## How to load",
@@ -81,7 +82,8 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         "## Blocks",
         _block_table(plan),
         "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
-        "Swap is the perplexity that replacing this block alone adds, on text that no map was fitted on.",
+        "Swap is the perplexity that its best stand-in at the budget's factor (8x where none is named) adds alone, on text "
+        "that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
         *_healing(origin),
         "## How to reproduce",
         f"```\n{reproduce_command(plan)}\nffncompress apply PLAN -o OUT\nffncompress eval OUT\n```",

@@ -217,7 +217,8 @@ def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointChe
     advice = "raise --max-delta, give a size with --budget, or force it with --blocks"
     if joint:
         nearest = min(joint, key=lambda check: check.delta)
-        miss = f"{len(nearest.blocks)} blocks: {_costs(nearest)}"
+        count = len(nearest.blocks)
+        miss = f"{count} block{'s' * (count > 1)} at {nearest.parameters:,} parameters: {_costs(nearest)}"
         miss += ", which a margin of 95 % does not let pass" if limit and limit.allows(
             nearest.base_perplexity, nearest.perplexity
         ) else ""  # fmt: skip

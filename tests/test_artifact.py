@@ -229,7 +229,7 @@ def test_an_empty_plan_is_refused_unless_asked_for(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     made = api.plan("demo", plan, tokens=4096, max_delta="0.0000001")
     assert not made.replaced
-    assert "nearest miss is block" in made.summary
+    assert "the nearest miss is" in made.summary
     with pytest.raises(ArtifactError, match="a plan, not a checkpoint"):
         api.evaluate(plan)
     with pytest.raises(PlanError, match="replaces nothing"):

@@ -42,7 +42,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("someone/slim")
 tokenizer = AutoTokenizer.from_pretrained("someone/slim")
-print(type(model.transformer.h[1].mlp).__name__, len(tokenizer))
+print(sum(p.numel() for p in model.transformer.h[1].mlp.parameters()), len(tokenizer))
 """
 
 
@@ -59,7 +59,7 @@ def test_push_then_load_from_the_hub(gated_slim: Path, tmp_path: Path) -> None:
 
         loaded = child(["-c", LOAD], hub.address, tmp_path, token=None)
         assert loaded.returncode == 0, loaded.stderr
-        assert loaded.stdout.split()[0] == "LinearFFN"
+        assert 0 < int(loaded.stdout.split()[0]) < 2 * 128 * 512 / 8 + 1000  # at most an eighth of the FFN, and biases
 
         # what was pushed is not the base that the plan was made for, and is not taken for it
         other = child(
@@ -83,7 +83,7 @@ def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
         "How to reproduce",
         "ffncompress plan demo",
         "| 1 |",
-        "dense linear",
+        "neurons",
         "Gate: passed",
         'from_pretrained("someone/slim")',
     ):

@@ -65,7 +65,7 @@ def test_a_gguf_file_goes_through_the_pipeline(gguf_file: Path, tmp_path: Path) 
     assert len(load_tokenizer(source)) == 3072
     api.plan(str(gguf_file), tmp_path / "plan", tokens=2048, seq_len=64, blocks="1", budget="4x")
     slim = load(api.compress(tmp_path / "plan", tmp_path / "slim"))
-    assert type(slim.model.layers[1].mlp).__name__ == "LinearFFN"
+    assert sum(p.numel() for p in slim.model.layers[1].mlp.parameters()) <= 3 * 96 * 32 / 4 + 64
     ffn, other = model.model.layers[0].mlp, slim.model.layers[0].mlp
     assert torch.equal(ffn.down_proj.weight, other.down_proj.weight)
 
