@@ -82,14 +82,11 @@ def draw_frontier(plan: Plan, file: Path) -> None:
     final = plan.final_check
     if final is not None and plan.replaced:
         axes.plot([final.parameters / 1e6], [final.perplexity], "*", ms=13, color="#e8590c", label="this plan")
-    axes.set_yscale("log")
     axes.set_xlabel("parameters, millions")
     axes.set_ylabel("perplexity on the choose text")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
     shares = axes.secondary_xaxis("top", functions=(lambda m: m * (1e6 / whole), lambda s: s * (whole / 1e6)))  # type: ignore[operator]
     shares.set_xlabel("share of the whole model (--at)")
-    axes.grid(alpha=0.25, which="both")
+    axes.grid(alpha=0.25)
     axes.spines[["right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity", fontsize=10)

@@ -20,6 +20,7 @@ from ffncompress.swaps import perplexity
 
 CONFIDENCE = 1.645  # standard errors: one-sided 95 %
 SURPRISE = 2.0  # standard errors above the prediction before a measured swap is believed instead
+WORTH_DRAWING = 0.7  # nats: twice the perplexity, as if losses added
 SIZES = 64  # steps of the search for the smallest model within a limit
 
 Choice = list[Option | None]  # of every block; none: it is kept
@@ -159,7 +160,7 @@ def draw_line(
     """
     import numpy as np
 
-    span = market.full - market.least
+    span = market.full - _smallest_worth_drawing(market)
     choices = [market.choose(parameters=market.full - span * i / points) for i in range(1, points + 1)]
     at = sorted({round(i) for i in np.linspace(0, points - 1, measured)})
     checks = {i: check(choices[i]) for i in at}
@@ -181,6 +182,18 @@ def draw_line(
             )
         )
     return found, list(checks.values())
+
+
+def _smallest_worth_drawing(market: Market) -> float:
+    """The size where the predicted loss reaches WORTH_DRAWING: beyond it nobody picks a point."""
+    small, large = float(market.least), float(market.full)
+    for _ in range(8):
+        middle = (small + large) / 2
+        if market.loss(market.choose(parameters=middle)) > WORTH_DRAWING:
+            small = middle
+        else:
+            large = middle
+    return large
 
 
 def explain(market: Market, choice: Choice, base: float, forced: list[int] | None) -> list[str]:
