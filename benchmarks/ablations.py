@@ -15,8 +15,8 @@ import torch
 from ffncompress import recovery, texts
 from ffncompress.calibration import BlockMoments, collect_moments
 from ffncompress.forecast import gradients, predict_losses
-from ffncompress.models import Block, find_blocks, find_model, installed, load_model, load_tokenizer
-from ffncompress.modules import Shape, oriented
+from ffncompress.models import Block, find_blocks, find_model, installed, load_model, load_tokenizer, oriented
+from ffncompress.modules import Shape
 from ffncompress.plans import Option
 from ffncompress.refit import refit
 from ffncompress.scoring import fit_one, removal_order, replacement

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.calibration import first_tensor, hooked, row_taps
-from ffncompress.models import Block, count_parameters, find_blocks, install_
-from ffncompress.modules import Shape, build, oriented, set_projection_
+from ffncompress.models import Block, count_parameters, find_blocks, install_, oriented
+from ffncompress.modules import Shape, build, set_projection_
 
 
 @dataclass

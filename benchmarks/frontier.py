@@ -1,6 +1,6 @@
 """Perplexity at a given size: our planner, each item of its menu alone, the paper's rule, and five peers' ideas.
 
-    python benchmarks/frontier.py MODELS DATA --results FILE [--only smollm2] [--tasks 200]
+    python benchmarks/frontier.py MODELS DATA --results FILE [--only smollm2] [--tasks 100] [--parts peers]
 
 One run, the same tokens for every method: at most 65,536 fit tokens. smollm2 is fitted on WikiText-2 train, choices are
 made on validation, and perplexity is reported on the first 8,192 tokens of test and of web.txt, at context 512.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ffncompress import recovery, texts
 from ffncompress.calibration import collect_moments
+from ffncompress.forecast import loss_metrics
 from ffncompress.models import (
     context_of,
     count_parameters,
@@ -32,8 +33,8 @@ from ffncompress.models import (
     load_tokenizer,
 )
 from ffncompress.modules import Shape, parameters
-from ffncompress.planner import settle, survey
-from ffncompress.scoring import fit_one, removal_order, replacement
+from ffncompress.planner import GRADIENT_TOKENS, settle, survey
+from ffncompress.scoring import fit_some, replacement
 from ffncompress.settings import PlanSettings
 from ffncompress.swaps import perplexity, sequence_losses
 from ffncompress.workers import Workers
@@ -42,6 +43,8 @@ FIT_TOKENS, SURVEY_TOKENS, REPORT_TOKENS = 65_536, 24_576, 8_192
 SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M, 123.9 M, 114.6 M and 94.7 M of smollm2
 TASKS_AT = 0.25
 BYPASS_RANK = 64
+MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
+ORDER = ("dense model", "ours", *MENU, *METHODS)
 
 
 class Bench:
@@ -49,7 +52,7 @@ class Bench:
 
     def __init__(self, name: str, models: Path, data: Path, results: Path, tasks: int) -> None:
         self.name, self.data, self.file, self.task_count = name, data, results, tasks
-        self.results = json.loads(results.read_text()) if results.exists() else {}
+        self.reread()
         self.source = find_model(str(models / name))
         self.tokenizer = load_tokenizer(self.source)
         self.workers = Workers("cpu")
@@ -90,9 +93,14 @@ class Bench:
             entry[text] = perplexity(sequence_losses(model, ids, self.workers))
         if share in (0.0, TASKS_AT) and self.task_count:
             entry |= accuracies(model, self.tokenizer, self.data / "tasks", self.task_count, self.context)
+        self.reread()
         self.results[self.key(method, share)] = entry
         self.file.write_text(json.dumps(self.results, indent=1) + "\n")
         print(self.key(method, share), {k: round(v, 3) for k, v in entry.items()}, flush=True)
+
+    def reread(self) -> None:
+        """Take up what another process wrote: several may share the work by --parts."""
+        self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def key(self, method: str, share: float) -> str:
         return f"{self.name} | {method} | {share:.4f}"
@@ -146,6 +154,11 @@ def accuracies(model: torch.nn.Module, tokenizer: object, folder: Path, count: i
     return {name: scores["acc,none"] for name, scores in answer["results"].items()}
 
 
+def dense(bench: Bench) -> None:
+    if bench.missing("dense model", (0.0,)):
+        bench.record("dense model", 0.0, bench.model)
+
+
 def peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
@@ -191,23 +204,22 @@ def budget(size: int) -> str:
 
 def menu_alone(bench: Bench) -> None:
     """Each item of the menu by itself, spread evenly: one width for all blocks, or as many blocks as it takes."""
-    items = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
-    todo = {item: bench.missing(item) for item in items}
+    todo = {item: bench.missing(item) for item in MENU}
     if not any(todo.values()):
         return
     fit = bench.fit[: SURVEY_TOKENS // bench.context]
     choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
     moments = collect_moments(bench.model, bench.blocks, fit, choose, bench.workers)
+    few = fit[: GRADIENT_TOKENS // bench.context]
+    for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.workers), strict=True):
+        own.metric = metric
     ffns = [bench.model.get_submodule(block.path) for block in bench.blocks]
-    orders = [removal_order(*each) for each in zip(bench.blocks, moments, ffns, strict=True)]
-
     r2_lin = [recovery.r2(recovery.fit_linear(m.fit, m.held_out), m.held_out) for m in moments]
 
     def made(i: int, shape: Shape) -> torch.nn.Module:
         name = f"{shape.kind} {shape.width}" if shape.width else "stream"
-        return replacement(
-            bench.blocks[i], ffns[i], shape, fit_one(bench.blocks[i], moments[i], ffns[i], name, orders[i])
-        )
+        fit = fit_some(bench.blocks[i], moments[i], ffns[i], [name])[name]
+        return replacement(bench.blocks[i], ffns[i], shape, fit)
 
     count, block = len(bench.blocks), bench.blocks[0]
     for item, shares in todo.items():
@@ -246,7 +258,8 @@ def peers(bench: Bench) -> None:
 
 def table(bench: Bench) -> str:
     """Rows of methods, columns of sizes: perplexity in domain / on web text; the best of each column is bold."""
-    methods = list(dict.fromkeys(key.split(" | ")[1] for key in bench.results if key.startswith(bench.name)))
+    found_names = dict.fromkeys(key.split(" | ")[1] for key in bench.results if key.startswith(bench.name))
+    methods = [m for m in ORDER if m in found_names]
     found = {(m, s): bench.results.get(bench.key(m, s)) for m in methods for s in SHARES}
     lines = ["| method | " + " | ".join(f"{size / 1e6:.1f} M" for size in bench.sizes.values()) + " |"]
     lines.append("| --- |" + " --- |" * len(SHARES))
@@ -262,8 +275,10 @@ def table(bench: Bench) -> str:
                 texts_.append(f"**{form}**" if value == min(values) else form)
             cells.append(" / ".join(texts_))
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    dense = bench.results[bench.key("dense model", 0.0)]
-    lines.append(f"\nthe original, {bench.whole:,} parameters: " + " / ".join(f"{dense[t]:.2f}" for t in bench.reports))
+    original = bench.results.get(bench.key("dense model", 0.0))
+    if original:
+        figures = " / ".join(f"{original[text]:.2f}" for text in bench.reports)
+        lines.append(f"\nthe original, {bench.whole:,} parameters: {figures}")
     for method in methods:
         entry = bench.results.get(bench.key(method, TASKS_AT if method != "dense model" else 0.0)) or {}
         if "lambada" in entry:
@@ -281,16 +296,14 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--only", choices=["smollm2", "stories15m"])
-    parser.add_argument("--tasks", type=int, default=120)
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--parts", nargs="+", default=["dense", "ours", "peers", "menu"])
     options = parser.parse_args()
     for name in [options.only] if options.only else ["stories15m", "smollm2"]:
         tasks = options.tasks if name == "smollm2" else 0
         bench = Bench(name, options.models, options.data, options.results, tasks)
-        if bench.missing("dense model", (0.0,)):
-            bench.record("dense model", 0.0, bench.model)
-        ours(bench)
-        peers(bench)
-        menu_alone(bench)
+        for part in options.parts:
+            {"dense": dense, "ours": ours, "peers": peers, "menu": menu_alone}[part](bench)
         print(f"\n## {name}\n\n{table(bench)}")
 
 

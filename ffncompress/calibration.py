@@ -4,7 +4,9 @@ For each block two sets are kept, over the fit windows and over the held-out one
 plain, as R2_lin is defined; and of (z, y), z = [h, x] with the inner activations h, each row weighted by 1 / |s|^2,
 where s is the residual stream after the block. The next norm divides by the stream's scale, so a weighted error is an
 error as the rest of the model sees it; and the massive activations of a few tokens, which would otherwise own the fit,
-count as one row each.
+count as one row each. The former are multiplied in float64, for inputs are ill-conditioned and R2_lin is exact; the
+latter, much wider and never solved without a ridge, in float32 batch by batch, and summed in float64. And y is linear in
+h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import NumericsError, TextError
-from ffncompress.models import Block
+from ffncompress.models import Block, out_projection
 from ffncompress.recovery import Moments
 from ffncompress.workers import Track, Workers, silent
 
@@ -29,24 +31,30 @@ ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
 
 @dataclass
 class BlockMoments:
-    """The four sets of one block."""
+    """The four sets of one block, and what the loss feels of its errors."""
 
     neurons: int  # how many features of z are inner activations
     fit: Moments
     held_out: Moments
     fit_inner: Moments
     held_out_inner: Moments
+    metric: Tensor | None = None  # what an error costs by direction, [d_out, d_out]
 
     @classmethod
     def zeros(cls, block: Block, device: torch.device) -> BlockMoments:
         def zeros(d_in: int, full_yy: bool = False) -> Moments:
             return Moments.zeros(d_in, block.d_out, full_yy=full_yy, device=device)
 
-        wide = block.d_inner + block.d_in
-        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), zeros(wide), zeros(wide))
+        wide = [Moments.zeros(block.d_inner + block.d_in, 0, full_yy=False, device=device) for _ in range(2)]
+        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), *wide)
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
         return (self.held_out, self.held_out_inner) if held_out else (self.fit, self.fit_inner)
+
+    def complete_(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Give the moments of (z, .) their y."""
+        self.fit_inner = self.fit_inner.mapped(weight, bias)
+        self.held_out_inner = self.held_out_inner.mapped(weight, bias)
 
     def weighted(self) -> tuple[Moments, Moments]:
         """(fit, held out) of (x, y) with each row weighted: a corner of the inner ones."""
@@ -58,15 +66,16 @@ class BlockMoments:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """All sums by name, for a file."""
-        return {
+        named = {
             f"{part}.{f.name}": getattr(getattr(self, part), f.name).cpu() for part in _PARTS for f in fields(Moments)
         }
+        return named if self.metric is None else named | {"metric": self.metric.cpu()}
 
     @classmethod
     def named(cls, tensors: dict[str, Tensor]) -> BlockMoments:
         """From what `named_tensors` gave."""
         parts = [Moments(*(tensors[f"{part}.{f.name}"] for f in fields(Moments))) for part in _PARTS]
-        return cls(parts[2].d_in - parts[0].d_in, *parts)
+        return cls(parts[2].d_in - parts[0].d_in, *parts, metric=tensors.get("metric"))
 
 
 _PARTS = ("fit", "held_out", "fit_inner", "held_out_inner")
@@ -128,6 +137,8 @@ def collect_moments(
     for block, each in zip(blocks, moments, strict=True):
         for part in each.all():
             workers.sum_(part.tensors())
+        each.complete_(*out_projection(model, block))
+        for part in each.all():
             if not (part.x.isfinite().all() and part.yy.isfinite().all() and part.weight.isfinite()):
                 raise NumericsError(
                     f"block {block.index} ({block.path}) gives NaN or infinite activations; "
@@ -174,7 +185,7 @@ def _taps(blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool
             x, h, y, stream = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.stream))
             x, y = x.double(), y.double()
             plain.update_(x, y)
-            inner.update_(torch.cat([h.double(), x], 1), y, stream_weights(stream))
+            inner.update_(torch.cat([h, rows.x.to(h)], 1), y[:, :0], stream_weights(stream), torch.float32)
 
         yield from row_taps(block, feed)
 

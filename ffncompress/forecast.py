@@ -12,6 +12,9 @@ For small e this is the same (g is orthogonal to s wherever only the direction c
 the local form is off by orders of magnitude. With V the map's output directions and c = V' W'(x - x0), the error of
 rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as
 one. A bypass beside kept neurons is such a map too, of what the neurons leave of x and y.
+
+The same gradients say which directions of an error matter at all: the metric M = E[g g'], in which fits order neurons
+and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few tokens of massive activations.)
 """
 
 from __future__ import annotations
@@ -45,13 +48,32 @@ def predict_losses(
     model.requires_grad_(False)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     for at, batch in track(own_batches(windows, workers), "predicting costs"):
-        # a seed for each window, so that the labels do not depend on how the windows are shared out
-        taken = gradients(model, blocks, batch, [seed + 7919 * index for index in at.tolist()])
+        taken = gradients(model, blocks, batch, label_seeds(at, seed))
         for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
     workers.sum_([total for each in totals for total in each.values()])
     return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
+
+
+def loss_metrics(
+    model: Any, blocks: list[Block], windows: Tensor, workers: Workers, seed: int = 0, track: Track = silent
+) -> list[Tensor]:
+    """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
+    model.requires_grad_(False)
+    metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
+    for at, batch in track(own_batches(windows, workers), "asking what the loss feels"):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed))
+        for metric, (_, gradient) in zip(metrics, taken, strict=True):
+            gradient = gradient.double()
+            metric += (gradient.T @ gradient).cpu()
+    workers.sum_(metrics)
+    return [metric / windows.numel() for metric in metrics]
+
+
+def label_seeds(at: Tensor, seed: int) -> list[int]:
+    """A seed for each window, so that the labels do not depend on how the windows are shared out."""
+    return [seed + 7919 * index for index in at.tolist()]
 
 
 def delta_perplexity(base: float, rise: float) -> float:
@@ -72,26 +94,29 @@ def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
     if isinstance(fit, HybridFit):
         h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
         return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient)
-    error = rows.h[:, fit.kept].to(fit.out) @ fit.out - rows.y.to(fit.out)
-    error = error if fit.bias is None else error + fit.bias
+    out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
+    error = rows.h[:, fit.kept].to(out) @ out - y
+    error = error if fit.bias is None else error + fit.bias.to(out)
     s, g, e = (t.double() for t in (rows.stream, gradient, error))
     return _loss((g * e).sum(1), (s * e).sum(1), (e * e).sum(1), (g * s).sum(1), (s * s).sum(1))[:, None]
 
 
 def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:
     """The predicted loss of each row at each rank, [rows, max_rank + 1]."""
-    x, y, s, g = (t.double() for t in (x, y, stream, gradient))
+    x, y, s, g = (t.float() for t in (x, y, stream, gradient))  # single products, double sums
     v = fit.directions[:, : fit.max_rank].to(x)
-    c = (x - fit.x0.to(x)) @ (fit.weight.to(x) @ v)  # [rows, max_rank]
+    c = (x - fit.x0.to(x)) @ (fit.weight @ fit.readings[:, : fit.max_rank]).to(x)  # [rows, max_rank]
     e0 = fit.y0.to(x) - y  # the error at rank 0
 
     def along(start: Tensor, steps: Tensor) -> Tensor:
-        return torch.cat([start[:, None], steps], 1).cumsum(1)
+        return torch.cat([start[:, None], steps], 1).double().cumsum(1)
 
     ge = along((g * e0).sum(1), (g @ v) * c)
     se = along((s * e0).sum(1), (s @ v) * c)
-    ee = along((e0 * e0).sum(1), 2 * (e0 @ v) * c + c * c)
-    return _loss(ge, se, ee, (g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True))
+    # |e0 + sum_{i <= j} v_i c_i|^2 grows by the square of the new term and twice its product with all before it
+    before = e0 @ v + c @ (v.T @ v).triu(1)
+    ee = along((e0 * e0).sum(1), 2 * before * c + c * c * (v * v).sum(0))
+    return _loss(ge, se, ee, *((t.double()) for t in ((g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True))))
 
 
 def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:

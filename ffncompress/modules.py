@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.models import Block, Layout, in_out
+from ffncompress.models import Block, Layout, in_out, oriented
 
 Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
 BYPASS = ("bypass_down", "bypass_up")
@@ -121,13 +121,6 @@ def parameters(shape: Shape, block: Block) -> int:
     biases += block.d_out * (shape.kind != "neurons")
     biases += block.d_out * (block.out_bias and shape.kind in ("neurons", "hybrid"))
     return matrix_weights(shape, block) + biases
-
-
-def oriented(projection: nn.Module) -> Tensor:
-    """The weight of a projection as [out, in], whichever way it is stored."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    return weight.T if isinstance(projection, Conv1D) else weight
 
 
 def set_projection_(projection: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -18,7 +18,7 @@ from ffncompress import __version__
 from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments, in_passes
 from ffncompress.corpus import Corpus, gather_text
 from ffncompress.errors import BudgetError
-from ffncompress.forecast import predict_losses
+from ffncompress.forecast import loss_metrics, predict_losses
 from ffncompress.latency import time_blocks
 from ffncompress.models import (
     Block,
@@ -39,7 +39,7 @@ from ffncompress.scoring import (
     Fitted,
     fit_block,
     fit_name,
-    fit_one,
+    fit_some,
     menu,
     replacement,
     score_block,
@@ -62,7 +62,8 @@ from ffncompress.settings import Budget, PlanSettings, parse_blocks, parse_speed
 from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
 from ffncompress.workers import Track, Workers, silent, stage
 
-SWAP_TOKENS = 4096  # of the choose text, for what is done block by block; the joint check takes all of it
+GRADIENT_TOKENS = 4096  # of either text, for a backward pass
+SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
 SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
 
 
@@ -82,6 +83,7 @@ class Survey:
     menus: list[list[Option]]
     swaps: list[Swap]
     fitted: list[Fitted]
+    metrics: list[Tensor]  # what the loss feels of each block's errors, by direction
     moments: dict[str, Tensor] | None
 
     def market(self) -> Market:
@@ -136,20 +138,23 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         corpus = gather_text(source, settings, tokenizer, context_of(model, settings.context))
     check_enough_rows(blocks, corpus.fit.numel())
 
+    few = max(1, GRADIENT_TOKENS // settings.seq_len)
+    metrics = loss_metrics(model, blocks, corpus.fit[:few], workers, settings.seed, track)
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
         moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
         for block in track(group, "fitting stand-ins"):
             own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
+            own.metric = metrics[block.index].to(own.fit.x.device)
             fitted.append(fit_block(block, own, model.get_submodule(block.path)))
             if settings.keep_moments:
                 kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
     plain = [each.maps[PLAIN] for each in fitted]
     losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
     base = perplexity(losses)
-    some = corpus.choose[: max(1, SWAP_TOKENS // settings.seq_len)]
-    predicted = predict_losses(model, blocks, [each.maps for each in fitted], some, workers, settings.seed, track)
+    maps = [each.maps for each in fitted]
+    predicted = predict_losses(model, blocks, maps, corpus.choose[:few], workers, settings.seed, track)
     menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
@@ -160,7 +165,9 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
-    rises = measure_swaps(model, blocks, variants, some, workers, track)
+    rises = measure_swaps(
+        model, blocks, variants, corpus.choose[: max(2, SWAP_TOKENS // settings.seq_len)], workers, track
+    )
     return Survey(
         source=source,
         model=model,
@@ -174,6 +181,7 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         menus=menus,
         swaps=[score_swap(b, t, r, base) for b, t, r in zip(blocks, tried, rises, strict=True)],
         fitted=fitted,
+        metrics=metrics,
         moments=kept if settings.keep_moments else None,
     )
 
@@ -278,7 +286,10 @@ def _refitted(
 def _refit(survey: Survey, choice: Choice) -> dict[int, nn.Module]:
     shapes = {i: shape_of(option) for i, option in enumerate(choice) if option is not None}
     corpus = survey.corpus
-    return refit(survey.model, survey.blocks, shapes, corpus.refit, corpus.choose, survey.workers, survey.track)
+    return refit(
+        survey.model, survey.blocks, shapes, corpus.refit, corpus.choose, survey.workers, survey.track,
+        metrics=survey.metrics,
+    )  # fmt: skip
 
 
 def _spend(market: Market, choice: Choice, room: float) -> Choice | None:
@@ -363,8 +374,8 @@ def replan(directory: str | Path, settings: PlanSettings, track: Track = silent)
     chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
     for block, option in track(chosen, "fitting stand-ins"):
         ffn, moments = model.get_submodule(block.path), BlockMoments.named(old.load_moments(directory, block.index))
-        fit = fit_one(block, moments, ffn, fit_name(option))
-        modules[block.index] = replacement(block, ffn, shape_of(option), fit)
+        fits = fit_some(block, moments, ffn, [name := fit_name(option)])
+        modules[block.index] = replacement(block, ffn, shape_of(option), fits[name])
     reasons = explain(market, choice, old.base_perplexity, None)
     planned = [
         block.model_copy(update={"choice": option, "reason": reason})

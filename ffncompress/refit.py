@@ -14,7 +14,7 @@ the tokens.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.calibration import Rows, first_tensor, hooked, own_batches, row_taps, stream_weights
 from ffncompress.forecast import Fit
-from ffncompress.models import Block
-from ffncompress.modules import Shape, oriented
-from ffncompress.recovery import Moments, NeuronFit
-from ffncompress.scoring import replacement
+from ffncompress.models import Block, out_projection
+from ffncompress.modules import Shape
+from ffncompress.recovery import Metric, Moments, NeuronFit
+from ffncompress.scoring import remove_neurons, replacement
 from ffncompress.swaps import handing_on
 from ffncompress.workers import Track, Workers, silent
 
@@ -44,6 +44,7 @@ def refit(
     workers: Workers,
     track: Track = silent,
     *,
+    metrics: Sequence[Tensor] | None = None,
     undo_drift: bool = True,
 ) -> dict[int, nn.Module]:
     """Stand-ins of these shapes for these blocks, each fitted behind the ones before it.
@@ -56,6 +57,7 @@ def refit(
         held_out_windows: token windows to choose ridges on.
         workers: the processes that share the work.
         track: wraps the walk over layers, for a progress bar.
+        metrics: what the loss feels of each block's errors, by direction; none: all directions alike.
         undo_drift: aim at the original's stream, not only at the block's own output.
     """
     batches = [(batch, False) for _, batch in own_batches(fit_windows, workers)]
@@ -66,7 +68,8 @@ def refit(
         shelf = _Shelf(Path(folder))
         for block in track(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
-            sums = None if shape is None else _Sums(model, block, shape, undo_drift)
+            metric = None if metrics is None else metrics[block.index]
+            sums = None if shape is None else _Sums(model, block, shape, metric, undo_drift)
             drifted = bool(made)
             for at, (batch, held_out) in enumerate(batches):
                 original, output = run_layer(model, blocks, block.index, batch, shelf.get("original", at))
@@ -125,54 +128,62 @@ class _Shelf:
 
 
 class _Sums:
-    """The moments that a stand-in of a shape is fitted from, and the fit."""
+    """The moments that a stand-in of a shape is fitted from, and the fit.
 
-    def __init__(self, model: nn.Module, block: Block, shape: Shape, undo_drift: bool) -> None:
+    With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is linear in h, so
+    its moments follow (see `Moments.mapped`). A linear map of x has both in one.
+    """
+
+    def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None, undo_drift: bool) -> None:
         self.block, self.shape, self.undo_drift = block, shape, undo_drift
-        self.weight = oriented(model.get_submodule(block.out_path)).T
-        inner = block.d_inner if shape.width else 0
-        outer = 0 if shape.kind == "neurons" else block.d_in
-        device = "cpu" if self.weight.device.type in ("mps", "meta") else self.weight.device
-        targets = 2 * block.d_out if shape.kind == "neurons" else block.d_out
+        weight, self.bias = out_projection(model, block)
+        device = "cpu" if weight.device.type in ("mps", "meta") else weight.device
+        self.weight = weight.to(device, torch.float64)
+        self.metric = None if metric is None else Metric.of(metric.to(device))
+        inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
         self.fit, self.held_out = (
-            Moments.zeros(inner + outer, targets, full_yy=False, device=device) for _ in range(2)
+            Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2)
         )
 
     def update_(self, rows: Rows, original_stream: Tensor, held_out: bool) -> None:
         device = self.fit.x.device
-        h, x, y, stream, original = (
-            t.to(device).double() for t in (rows.h, rows.x, rows.y, rows.stream, original_stream)
-        )
+        h, x, y, stream, original = (t.to(device) for t in (rows.h, rows.x, rows.y, rows.stream, original_stream))
         drift = (original - stream) / self.block.scale * self.undo_drift
+        sums, weights = self.held_out if held_out else self.fit, stream_weights(original)
         if self.shape.kind == "neurons":
-            features, targets = h, torch.cat([y, drift], 1)
+            sums.update_(h, drift, weights, torch.float32)
+        elif self.shape.kind == "hybrid":
+            sums.update_(torch.cat([h, x], 1), drift, weights, torch.float32)
         else:
-            features, targets = (torch.cat([h, x], 1) if self.shape.width else x), y + drift
-        (self.held_out if held_out else self.fit).update_(features, targets, stream_weights(original))
+            sums.update_(x, y + drift, weights)
 
     def solve(self, workers: Workers) -> Fit:
-        for moments in (self.fit, self.held_out):
+        drifts = (self.fit, self.held_out)
+        for moments in drifts:
             workers.sum_(moments.tensors())
         if not self.shape.width:
-            return recovery.fit_linear(self.fit, self.held_out).cpu()
-        inner = self.fit.of_inputs(slice(self.block.d_inner))
-        gram = inner.covariance_x() if self.block.out_bias else inner.xx / inner.weight
-        order = recovery.removal_order(gram, self.weight.to(gram))
-        kept = order[len(order) - self.shape.width :].sort().values
+            return recovery.fit_linear(*drifts, metric=self.metric).cpu()
+        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in drifts)
+        widths = [self.shape.width]
+        kept = remove_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
         if self.shape.kind == "hybrid":
-            return recovery.fit_hybrid(self.fit, self.held_out, kept, self.block.d_inner).cpu()
-        return self._solve_neurons(kept).cpu()
+            targets = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
+            return recovery.fit_hybrid(*targets, kept, self.weight, metric=self.metric).cpu()
+        plain = recovery.fit_neurons(fit, held_out, kept, self.weight, biased=self.block.out_bias)
+        return self._undoing(plain, held_out).cpu()
 
-    def _solve_neurons(self, kept: Tensor) -> NeuronFit:
-        """The output matrix for the block's own output, plus what it can undo of the drift."""
-        d_out, biased = self.block.d_out, self.block.out_bias
-        z0, t0 = self.fit.means if biased else (torch.zeros_like(self.fit.x), torch.zeros_like(self.fit.y))
-        gram, cross, _ = self.fit.of_inputs(kept).centred_on(z0[kept], t0)
-        held_gram, held_cross, _ = self.held_out.of_inputs(kept).centred_on(z0[kept], t0)
-        out, ridge = recovery.solve_ridged(gram, cross[:, :d_out], held_gram, held_cross[:, :d_out])
-        left = held_cross[:, :d_out] + held_cross[:, d_out:] - held_gram @ out
-        step, _ = recovery.solve_ridged(gram, cross[:, d_out:], held_gram, left, DRIFT_RIDGES)
-        if ((step * (held_gram @ step)).sum() < 2 * (step * left).sum()).item():
-            out = out + step
-        bias = t0[:d_out] + t0[d_out:] - out.T @ z0[kept] if biased else None
-        return NeuronFit(kept, out, bias, ridge)
+    def _undoing(self, plain: NeuronFit, held_out: Moments) -> NeuronFit:
+        """The fit, and on top of it what these neurons can undo of the drift, as far as held-out rows bear it out."""
+        kept, biased = plain.kept, self.block.out_bias
+        fit = self.fit.of_inputs(kept)
+        h0, d0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+        gram, cross, _ = fit.centred_on(h0, d0)
+        held_gram, held_cross, _ = self.held_out.of_inputs(kept).centred_on(h0, d0)
+        y0 = h0 @ plain.out + (0 if plain.bias is None else plain.bias)
+        _, own_cross, _ = held_out.of_inputs(kept).centred_on(h0, y0)
+        left = held_cross + own_cross - held_gram @ plain.out
+        step, _ = recovery.solve_ridged(gram, cross, held_gram, left, DRIFT_RIDGES)
+        if ((step * (held_gram @ step)).sum() >= 2 * (step * left).sum()).item():
+            step = torch.zeros_like(step)
+        bias = None if plain.bias is None else plain.bias + d0 - step.T @ h0
+        return NeuronFit(kept, plain.out + step, bias, plain.ridge)

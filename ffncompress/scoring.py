@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.calibration import BlockMoments
 from ffncompress.forecast import Fit, delta_perplexity
-from ffncompress.models import Block
-from ffncompress.modules import BYPASS, Shape, build, matrix_weights, oriented, parameters, set_projection_
+from ffncompress.models import Block, oriented
+from ffncompress.modules import BYPASS, Shape, build, matrix_weights, parameters, set_projection_
 from ffncompress.plans import Option, Scores, Swap
-from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
+from ffncompress.recovery import HybridFit, LinearFit, Metric, Moments, NeuronFit
 from ffncompress.swaps import SequenceErrors
 
 PLAIN, STREAM = "plain", "stream"
@@ -33,10 +33,7 @@ class Fitted:
 
 def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
     """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
-    maps: dict[str, Fit] = {name: fit_one(block, moments, ffn, name) for name in (PLAIN, STREAM)}
-    order = removal_order(block, moments, ffn)
-    for name in fit_names(block)[2:]:
-        maps[name] = fit_one(block, moments, ffn, name, order)
+    maps = fit_some(block, moments, ffn, fit_names(block))
     return Fitted(maps, *_scores(moments, maps[PLAIN], maps[STREAM]))  # type: ignore[arg-type]
 
 
@@ -53,27 +50,43 @@ def fit_name(option: Option | Swap) -> str:
     return f"{option.kind} {option.width}" if option.width else option.weighting
 
 
-def removal_order(block: Block, moments: BlockMoments, ffn: nn.Module) -> Tensor:
-    """A block's neurons, the least needed first."""
-    inner = moments.fit_inner.of_inputs(slice(block.d_inner))
-    weight = oriented(ffn.get_submodule(block.layout.out)).T
-    gram = inner.covariance_x() if block.out_bias else inner.xx / inner.weight
-    return recovery.removal_order(gram, weight.to(gram))
-
-
-def fit_one(block: Block, moments: BlockMoments, ffn: nn.Module, name: str, order: Tensor | None = None) -> Fit:
-    """One fit by name."""
-    if name == PLAIN:
-        return recovery.fit_linear(moments.fit, moments.held_out).cpu()
-    if name == STREAM:
-        return recovery.fit_linear(*moments.weighted()).cpu()
-    kind, _, width = name.partition(" ")
-    order = removal_order(block, moments, ffn) if order is None else order
-    kept = order[len(order) - int(width) :].sort().values
+def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequence[str]) -> dict[str, Fit]:
+    """Some of a block's fits, by name."""
+    maps: dict[str, Fit] = {}
+    if PLAIN in names:
+        maps[PLAIN] = recovery.fit_linear(moments.fit, moments.held_out).cpu()
+    metric = None if moments.metric is None else Metric.of(moments.metric)
+    if STREAM in names:
+        maps[STREAM] = recovery.fit_linear(*moments.weighted(), metric=metric).cpu()
+    widths = {name: int(name.split()[1]) for name in names if name not in (PLAIN, STREAM)}
+    if not widths:
+        return maps
     inner, held_out = moments.fit_inner, moments.held_out_inner
-    if kind == "hybrid":
-        return recovery.fit_hybrid(inner, held_out, kept, block.d_inner).cpu()
-    return recovery.fit_neurons(inner, held_out, kept, biased=block.out_bias).cpu()
+    weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
+    removed = remove_neurons(block, inner, held_out, weight, metric, set(widths.values()))
+    for name, width in widths.items():
+        fit = removed[width]
+        if name.startswith("hybrid"):
+            maps[name] = recovery.fit_hybrid(inner, held_out, fit.kept, weight, (fit.ridge,), metric=metric).cpu()
+        else:
+            maps[name] = fit.cpu()
+    return maps
+
+
+def remove_neurons(
+    block: Block, fit: Moments, held_out: Moments, weight: Tensor, metric: Metric | None, widths: Collection[int]
+) -> dict[int, NeuronFit]:
+    """The neurons to keep at each width, with their output matrix; one ridge, the best on held-out rows, for all."""
+    fit, held_out = (m.of_inputs(slice(block.d_inner)) for m in (fit, held_out))
+    h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+    gram, _, _ = fit.centred_on(h0, y0)
+    loud = (gram.diagonal() * weight.square().sum(1)).topk(block.d_inner // 2).indices  # any half says how rows suffice
+    ridge = recovery.fit_neurons(fit, held_out, loud, weight, biased=block.out_bias).ridge
+    found = recovery.remove_neurons(gram / fit.weight, weight, widths, metric, ridge)
+    return {
+        width: NeuronFit(kept, out, y0 - out.T @ h0[kept] if block.out_bias else None, ridge)
+        for width, (kept, out) in found.items()
+    }
 
 
 def _scores(moments: BlockMoments, plain: LinearFit, stream: LinearFit) -> tuple[Tensor, dict[str, float]]:

@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
 from ffncompress import recovery
-from ffncompress.recovery import Moments, errors_by_rank, feature_errors, fit_linear
+from ffncompress.recovery import Metric, Moments, errors_by_rank, feature_errors, fit_linear
 
 OLS = (0.0,)
 
@@ -80,14 +80,45 @@ def test_reduced_rank_regression_by_brute_force(rank: int) -> None:
         assert gradient.abs().max() < 1e-5 * loss.item()
 
 
-def test_full_rank_is_the_dense_map() -> None:
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("bias", [None, torch.tensor([0.5, -2.0])])
+def test_linear_outputs_need_no_rows(bias: torch.Tensor | None, added: bool) -> None:
+    x, d = rows(60, d_out=2)
+    w = torch.randn(4, 2, dtype=torch.float64)
+    weights = torch.rand(60, dtype=torch.float64)
+    y = x[:, :4] @ w + (0 if bias is None else bias) + (d if added else 0)
+    ours = Moments.of(x, d, weights, full_yy=False).mapped(w, bias, added=added)
+    for a, b in zip(ours.tensors(), Moments.of(x, y, weights, full_yy=False).tensors(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_in_a_metric_it_is_the_regression_of_rotated_outputs(rank: int) -> None:
+    """e'Me = |R'e|^2: the best map of a rank is the best one for the outputs R'y, turned back."""
+    x, y = rows(200)
+    g = torch.Generator().manual_seed(1)
+    root = torch.randn(y.shape[1], y.shape[1], generator=g, dtype=y.dtype)
+    metric = root @ root.T
+    lifted = metric + recovery.linear.METRIC_FLOOR * torch.linalg.eigvalsh(metric).mean() * torch.eye(len(metric))
+    root = torch.linalg.cholesky(lifted)
+    turned = Moments.of(x, y @ root)
+    down, up, _ = fit_linear(Moments.of(x, y), Moments.of(x, y), OLS, metric=Metric.of(metric)).at_rank(rank)
+    other_down, other_up, _ = fit_linear(turned, turned, OLS).at_rank(rank)
+    torch.testing.assert_close(down.T @ up.T @ root, other_down.T @ other_up.T, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("metric", [None, Metric.of(torch.diag(torch.tensor([4.0, 1, 1, 1, 0])).double())])
+def test_full_rank_is_the_dense_map(metric: Metric | None) -> None:
     x, y = rows(200)
     moments = Moments.of(x, y)
-    fit = fit_linear(moments, moments, OLS)
+    fit = fit_linear(moments, moments, OLS, metric=metric)
     down, up, bias = fit.at_rank(fit.max_rank)
     torch.testing.assert_close(down.T @ up.T, fit.weight)
     torch.testing.assert_close(bias, fit.bias)
-    assert errors_by_rank(fit, moments)[-1].item() == pytest.approx(feature_errors(fit, moments).sum().item(), rel=1e-9)
+    if metric is None:
+        assert errors_by_rank(fit, moments)[-1].item() == pytest.approx(
+            feature_errors(fit, moments).sum().item(), rel=1e-9
+        )
 
 
 def test_ridge_is_the_best_on_held_out_rows() -> None:

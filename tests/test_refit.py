@@ -11,12 +11,18 @@ from ffncompress.calibration import collect_moments
 from ffncompress.models import find_blocks, installed
 from ffncompress.modules import Shape
 from ffncompress.refit import refit, run_layer
-from ffncompress.scoring import fit_one, replacement
+from ffncompress.scoring import fit_some, replacement
 from ffncompress.workers import Workers
 
 
 def windows(count: int = 40, length: int = 16, seed: int = 0) -> torch.Tensor:
     return torch.randint(1, 3000, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def neurons(model, block, shape: Shape, moments) -> torch.nn.Module:
+    """Kept neurons as fitted on the original model's activations."""
+    ffn, name = model.get_submodule(block.path), f"neurons {shape.width}"
+    return replacement(block, ffn, shape, fit_some(block, moments, ffn, [name])[name])
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -47,7 +53,7 @@ def test_the_first_block_is_fitted_as_on_the_original_model(shape: Shape) -> Non
     moments = collect_moments(model, blocks[:1], ids, ids, workers)[0]
     ffn = model.get_submodule(blocks[0].path)
     name = f"{shape.kind} {shape.width}" if shape.width else "stream"
-    other = replacement(blocks[0], ffn, shape, fit_one(blocks[0], moments, ffn, name))
+    other = replacement(blocks[0], ffn, shape, fit_some(blocks[0], moments, ffn, [name])[name])
     x = torch.randn(5, 32)
     torch.testing.assert_close(ours(x), other(x), rtol=1e-3, atol=1e-3)
 
@@ -58,15 +64,7 @@ def test_undoing_the_drift_brings_the_stream_closer(family: str) -> None:
     blocks = find_blocks(model)
     shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks)}
     moments = collect_moments(model, blocks, ids, ids, workers)
-    alone = {
-        i: replacement(
-            b,
-            model.get_submodule(b.path),
-            shapes[i],
-            fit_one(b, m, model.get_submodule(b.path), f"neurons {shapes[i].width}"),
-        )
-        for i, (b, m) in enumerate(zip(blocks, moments, strict=True))
-    }
+    alone = {i: neurons(model, blocks[i], shape, moments[i]) for i, shape in shapes.items()}
 
     def distance(modules) -> float:
         with torch.inference_mode():
@@ -92,10 +90,7 @@ def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
     blocks = find_blocks(demo_model)
     shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks) if i}
     moments = collect_moments(demo_model, blocks, fit, held, workers)
-    alone = {}
-    for i, shape in shapes.items():
-        ffn = demo_model.get_submodule(blocks[i].path)
-        alone[i] = replacement(blocks[i], ffn, shape, fit_one(blocks[i], moments[i], ffn, f"neurons {shape.width}"))
+    alone = {i: neurons(demo_model, blocks[i], shape, moments[i]) for i, shape in shapes.items()}
     again = refit(demo_model, blocks, shapes, fit, held, workers)
     found = []
     for modules in (alone, again):

@@ -8,6 +8,8 @@ from ffncompress.models.families import (
     in_out,
     install_,
     installed,
+    oriented,
+    out_projection,
     set_module,
     supported,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "installed",
     "load_model",
     "load_tokenizer",
+    "oriented",
+    "out_projection",
     "quiet_bars",
     "set_module",
     "supported",

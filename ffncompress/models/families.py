@@ -172,6 +172,20 @@ def in_out(projection: nn.Module) -> tuple[int, int]:
     return (rows, columns) if isinstance(projection, Conv1D) else (columns, rows)
 
 
+def oriented(projection: nn.Module) -> Tensor:
+    """The weight of a projection as [out, in], whichever way it is stored."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    return weight.T if isinstance(projection, Conv1D) else weight
+
+
+def out_projection(model: nn.Module, block: Block) -> tuple[Tensor, Tensor | None]:
+    """(weight [d_inner, d_out], bias) of an FFN's output projection."""
+    projection = model.get_submodule(block.out_path)
+    bias: Tensor | None = getattr(projection, "bias", None)
+    return oriented(projection).T.detach(), None if bias is None else bias.detach()
+
+
 @torch.inference_mode()
 def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> float:
     """Silence the first FFN: the layer's output must lose just what the FFN had returned, times the scale returned."""

@@ -1,8 +1,15 @@
 """Pure algebra: moments of (x, y) rows in, fitted maps and scores out. Knows no model, no file, no CLI."""
 
-from ffncompress.recovery.linear import LinearFit, errors_by_rank, feature_errors, fit_linear
+from ffncompress.recovery.linear import LinearFit, Metric, errors_by_rank, feature_errors, fit_linear
 from ffncompress.recovery.moments import Moments
-from ffncompress.recovery.neurons import HybridFit, NeuronFit, fit_hybrid, fit_neurons, removal_order, solve_ridged
+from ffncompress.recovery.neurons import (
+    HybridFit,
+    NeuronFit,
+    fit_hybrid,
+    fit_neurons,
+    remove_neurons,
+    solve_ridged,
+)
 from ffncompress.recovery.scores import (
     condition_number,
     effective_rank,
@@ -15,6 +22,7 @@ from ffncompress.recovery.scores import (
 __all__ = [
     "HybridFit",
     "LinearFit",
+    "Metric",
     "Moments",
     "NeuronFit",
     "condition_number",
@@ -27,7 +35,7 @@ __all__ = [
     "median_feature_r2",
     "r2",
     "r2_interval",
-    "removal_order",
+    "remove_neurons",
     "solve_ridged",
     "spectrum_of",
 ]

@@ -15,6 +15,9 @@ keeps the r leading eigenvectors V of the fitted outputs' Gram matrix, W_r = W V
 regression). V is orthonormal, so the held-out error of every rank is one cumulative sum:
 
     SSE(W_r) = yy - sum_{j <= r} [2 (V' W' xy V)_jj - (V' W' xx W V)_jj]
+
+Where errors cost e'Me instead of |e|^2, the same holds of y in the coordinates of a root of M: the directions that
+the loss feels come first. The map of full rank does not depend on M.
 """
 
 from __future__ import annotations
@@ -26,17 +29,44 @@ from torch import Tensor
 
 from ffncompress.recovery.moments import Moments
 
+METRIC_FLOOR = 1e-2  # of the mean: an error that the gradient did not see still is one
 RIDGES = (0.0, *(10.0 ** (k / 2) for k in range(-18, 3)))  # 0, then 1e-9 to 10 by half decades
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What an error costs by direction, e'Me, as a root of M = root root' and its inverse, both [d_out, d_out]."""
+
+    root: Tensor
+    unroot: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> Metric:
+        """The roots of M, which is lifted a little where the loss feels next to nothing."""
+        values, vectors = torch.linalg.eigh(matrix)
+        values = (values.clamp_min(0) + METRIC_FLOOR * values.mean()).clamp_min(1e-300).sqrt()
+        return cls(vectors * values, (vectors / values).T)
+
+    @classmethod
+    def plain(cls, size: int, like: Tensor) -> Metric:
+        """All directions alike."""
+        eye = torch.eye(size, dtype=like.dtype, device=like.device)
+        return cls(eye, eye)
+
+
+@dataclass(frozen=True)
 class LinearFit:
-    """A fitted map y ~ y0 + W'(x - x0), and the order in which its output directions matter."""
+    """A fitted map y ~ y0 + W'(x - x0), and the order in which its output directions matter.
+
+    At rank r the output is y0 + sum_{j <= r} directions_j (readings_j' W'(x - x0)); without a metric both are the same
+    orthonormal columns.
+    """
 
     weight: Tensor  # [d_in, d_out]
     x0: Tensor  # [d_in], mean of the fit rows
     y0: Tensor  # [d_out]
     directions: Tensor  # [d_out, d_out], columns by falling energy of the fitted output
+    readings: Tensor  # [d_out, d_out], columns dual to them
     energies: Tensor  # [d_out], of the fitted output along each direction
     ridge: float
 
@@ -50,8 +80,8 @@ class LinearFit:
 
     def to(self, where: torch.device | torch.dtype | str) -> LinearFit:
         """The same map on another device, or in another precision."""
-        weight, x0, y0 = self.weight.to(where), self.x0.to(where), self.y0.to(where)
-        return LinearFit(weight, x0, y0, self.directions.to(where), self.energies.to(where), self.ridge)
+        tensors = (self.weight, self.x0, self.y0, self.directions, self.readings, self.energies)
+        return LinearFit(*(tensor.to(where) for tensor in tensors), self.ridge)
 
     def cpu(self) -> LinearFit:
         return self.to("cpu")
@@ -59,12 +89,21 @@ class LinearFit:
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """(down [rank, d_in], up [d_out, rank], bias) of the best map of that rank; it keeps to the means."""
         up = self.directions[:, :rank]
-        down = (self.weight @ up).T
+        down = (self.weight @ self.readings[:, :rank]).T
         return down, up, self.y0 - up @ (down @ self.x0)
 
 
-def fit_linear(fit: Moments, held_out: Moments, ridges: tuple[float, ...] = RIDGES) -> LinearFit:
-    """The least-squares map of the fit rows, its ridge the best on the held-out rows."""
+def fit_linear(
+    fit: Moments, held_out: Moments, ridges: tuple[float, ...] = RIDGES, *, metric: Metric | None = None
+) -> LinearFit:
+    """The least-squares map of the fit rows, its ridge the best on the held-out rows.
+
+    Args:
+        fit: moments of (x, y) rows.
+        held_out: the same of other rows.
+        ridges: strengths to try.
+        metric: what an error costs by direction; none: all directions alike.
+    """
     x0, y0 = fit.means
     xx, xy, _ = fit.centred_on(x0, y0)
     scale = (xx.diagonal() / fit.weight).clamp_min(0).sqrt()
@@ -86,11 +125,13 @@ def fit_linear(fit: Moments, held_out: Moments, ridges: tuple[float, ...] = RIDG
 
     shrink = _shrink(values, best)
     weight = basis @ (shrink[:, None] * target)
-    # W'(xx + ridge) W in the eigenbasis, where xx is diagonal
-    fitted = target.T @ ((shrink * shrink * (values + best))[:, None] * target)
+    felt = metric or Metric.plain(len(y0), xx)
+    seen = target @ felt.root
+    # root' W'(xx + ridge) W root in the eigenbasis, where xx is diagonal
+    fitted = seen.T @ ((shrink * shrink * (values + best))[:, None] * seen)
     energies, directions = torch.linalg.eigh(fitted)
     energies, directions = energies.flip(0).clamp_min(0), directions.flip(1)
-    return LinearFit(weight, x0, y0, directions, energies, best)
+    return LinearFit(weight, x0, y0, felt.unroot.T @ directions, felt.root @ directions, energies, best)
 
 
 def _shrink(values: Tensor, ridge: float) -> Tensor:
@@ -110,7 +151,7 @@ def feature_errors(fit: LinearFit, rows: Moments) -> Tensor:
 
 
 def errors_by_rank(fit: LinearFit, rows: Moments) -> Tensor:
-    """Squared error over all features at rank 0, 1, ..., max_rank on these rows, [max_rank + 1]."""
+    """Squared error over all features at rank 0, 1, ..., max_rank on these rows, [max_rank + 1]; no metric."""
     xx, xy, yy = rows.centred_on(fit.x0, fit.y0)
     wv = fit.weight @ fit.directions  # [d_in, d_out]
     gains = 2 * (wv * (xy @ fit.directions)).sum(0) - (wv * (xx @ wv)).sum(0)

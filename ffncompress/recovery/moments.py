@@ -45,16 +45,26 @@ class Moments:
         moments.update_(x, y, weights)
         return moments
 
-    def update_(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        """Add rows in place."""
-        x, y = x.double(), y.double()
-        wx, wy = (x, y) if weights is None else (x * weights.double()[:, None], y * weights.double()[:, None])
+    def update_(
+        self, x: Tensor, y: Tensor, weights: Tensor | None = None, products: torch.dtype = torch.float64
+    ) -> None:
+        """Add rows in place.
+
+        Args:
+            x: inputs, [rows, d_in].
+            y: outputs, [rows, d_out].
+            weights: of the rows, [rows].
+            products: the precision in which the rows of this call are multiplied; their sum is added in float64.
+        """
+        x, y = x.to(products), y.to(products)
+        own = torch.ones(len(x), dtype=products, device=x.device) if weights is None else weights.to(products)
+        wx, wy = x * own[:, None], y * own[:, None]
         self.rows += len(x)
-        self.weight += len(x) if weights is None else weights.double().sum()
-        self.x += wx.sum(0)
-        self.y += wy.sum(0)
+        self.weight += own.double().sum()
+        self.x += wx.double().sum(0)
+        self.y += wy.double().sum(0)
         _add_gram_(self.xx, wx, x)
-        self.xy.addmm_(wx.T, y)
+        self.xy += wx.T @ y
         if self.yy.dim() == 2:
             _add_gram_(self.yy, wy, y)
         else:
@@ -62,6 +72,25 @@ class Moments:
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def mapped(self, weight: Tensor, bias: Tensor | None = None, *, added: bool = False) -> Moments:
+        """The moments of the same inputs with outputs weight' h + bias, h the first of them: no row is needed.
+
+        Args:
+            weight: [h, d_out].
+            bias: [d_out], or none.
+            added: these outputs come on top of the old ones instead of in their place.
+        """
+        h = slice(len(weight))
+        weight = weight.to(self.xx)
+        bias = torch.zeros_like(weight[0]) if bias is None else bias.to(self.xx)
+        xy, y = self.xx[:, h] @ weight, weight.T @ self.x[h]  # without the bias
+        yy = (weight * xy[h]).sum(0) + 2 * bias * y + self.weight * bias**2
+        xy, y = xy + torch.outer(self.x, bias), y + self.weight * bias
+        if added:
+            yy = yy + self.y_energy + 2 * ((weight * self.xy[h]).sum(0) + bias * self.y)
+            xy, y = xy + self.xy, y + self.y
+        return Moments(self.rows, self.weight, self.x, y, self.xx, xy, yy)
 
     def of_inputs(self, at: slice | Tensor) -> Moments:
         """The moments of the same rows with only some of the input features."""

@@ -5,8 +5,11 @@ weighted, follow in closed form:
 
 - the order of removal. Without neuron j, and W refitted, the squared error grows by |w_j|^2 / (G^-1)_jj, where G is the
   Gram matrix of h: the optimal brain surgeon's saliency (Hassibi & Stork, 1993). The least is taken out, a few at a
-  time, G^-1 and W are downdated, and so on; the order is nested, so one run serves every width.
-- for kept neurons K, the exact refit A = (G_KK + ridge)^-1 G_Ky.
+  time, G^-1 and W are downdated, and so on; the order is nested, so one run serves every width. An error counts as the
+  loss feels it: |w_j| is taken in the metric M = E[g g'], g the gradient of the loss with respect to y.
+- for kept neurons K, the exact refit A = W_K + (G_KK + ridge)^-1 G_KR W_R, R the removed: a ridge that pulls towards
+  the weights as they were, not towards zero, so where rows are few it is the correction that shrinks. The metric drops
+  out of it. With the same ridge, the downdated W of the run above is this refit at every width it passes.
 - for kept neurons and a linear bypass of x, the joint fit. What h_K explains of x and of y is taken out of both
   (Frisch & Waugh, 1933); the best bypass of rank r is the reduced-rank regression of the remainders, and A follows.
   With no neuron kept this is the linear map itself; at rank 0 it is neurons alone.
@@ -14,16 +17,17 @@ weighted, follow in closed form:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ffncompress.recovery.linear import LinearFit, fit_linear
+from ffncompress.recovery.linear import LinearFit, Metric, fit_linear
 from ffncompress.recovery.moments import Moments
 
-ORDER_RIDGE = 1e-3  # steadies the inverse; the order hardly depends on it
-RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
+RIDGES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # relative to each neuron's own energy
+BYPASS_RIDGES = (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 STEPS = 96  # removals in a run: taking out one hundredth at a time is as good as one by one
 
 
@@ -73,39 +77,44 @@ class HybridFit:
         return x - self.x0 - h @ self.from_h, y - self.y0 - h @ self.out
 
 
-def removal_order(gram: Tensor, weight: Tensor, ridge: float = ORDER_RIDGE) -> Tensor:
-    """The neurons, first to be removed first.
+def remove_neurons(
+    gram: Tensor, weight: Tensor, widths: Iterable[int], metric: Metric | None = None, ridge: float = 1e-3
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """At each of some widths, which neurons are left when the least needed have gone, and their refitted weights.
 
     Args:
         gram: Gram matrix of the inner activations (centred where the output has a bias to take up a mean), [k, k].
         weight: the output matrix, [k, d_out].
+        widths: how many are to be left.
+        metric: what an error costs by direction; none: all directions alike.
         ridge: relative to each neuron's own energy.
     """
     energy = gram.diagonal()
-    inverse = torch.linalg.inv(_ridged(gram, ridge, energy.max()))
+    inverse = torch.linalg.inv(_ridged(gram, ridge))
     # a neuron that never speaks explains nothing, whatever its output weights
     w = torch.where(energy[:, None] > 0, weight.to(gram), 0)
-    left = torch.arange(len(gram), device=gram.device)
-    step, order = max(1, len(gram) // STEPS), []
-    while len(left):
-        saliency = w.square().sum(1) / inverse.diagonal()
-        out = saliency.argsort(stable=True)[:step]
-        order.append(left[out])
-        stay = torch.ones(len(left), dtype=torch.bool, device=gram.device)
-        stay[out] = False
-        shift = torch.linalg.solve(inverse[out][:, out], torch.cat([inverse[out][:, stay], w[out]], 1))
-        cross = inverse[stay][:, out]
-        rest = int(stay.sum())
-        inverse, w, left = (
-            inverse[stay][:, stay] - cross @ shift[:, :rest],
-            w[stay] - cross @ shift[:, rest:],
-            left[stay],
-        )
-    return torch.cat(order)
+    felt = w.shape[1]
+    if metric is not None:
+        w = torch.cat([w @ metric.root, w], 1)
+    gone = torch.zeros(len(gram), dtype=torch.bool, device=gram.device)
+    left, step, found = len(gram), max(1, len(gram) // STEPS), {}
+    for width in sorted(widths, reverse=True):
+        while left > width:
+            count = min(step, left - width)
+            saliency = w[:, :felt].square().sum(1) / inverse.diagonal()
+            out = saliency.masked_fill_(gone, torch.inf).argsort(stable=True)[:count]
+            gone[out], left = True, left - count
+            cross = inverse[:, out]
+            shift = torch.linalg.solve(cross[out], torch.cat([cross.T, w[out]], 1))
+            inverse.addmm_(cross, shift[:, : len(gram)], alpha=-1)  # rows and columns of what is gone become zero
+            w.addmm_(cross, shift[:, len(gram) :], alpha=-1)
+        kept = (~gone).nonzero().flatten()
+        found[width] = kept, w[kept, -weight.shape[1] :]
+    return found
 
 
 def fit_neurons(
-    fit: Moments, held_out: Moments, kept: Tensor, *, biased: bool, ridges: tuple[float, ...] = RIDGES
+    fit: Moments, held_out: Moments, kept: Tensor, weight: Tensor, *, biased: bool, ridges: tuple[float, ...] = RIDGES
 ) -> NeuronFit:
     """The exact output matrix of the kept neurons, its ridge the best on the held-out rows.
 
@@ -113,6 +122,7 @@ def fit_neurons(
         fit: moments of (z, y) rows; `kept` indexes into z.
         held_out: the same of other rows.
         kept: the neurons.
+        weight: the output matrix as it was, [k, d_out]: what the ridge pulls towards.
         biased: whether the output has a bias.
         ridges: strengths to try, each relative to a neuron's own energy.
     """
@@ -120,7 +130,9 @@ def fit_neurons(
     h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
     hh, hy, _ = fit.centred_on(h0, y0)
     held_hh, held_hy, _ = held_out.centred_on(h0, y0)
-    out, ridge = solve_ridged(hh, hy, held_hh, held_hy, ridges)
+    before = weight[kept].to(hh)
+    step, ridge = solve_ridged(hh, hy - hh @ before, held_hh, held_hy - held_hh @ before, ridges)
+    out = before + step
     return NeuronFit(kept, out, y0 - out.T @ h0 if biased else None, ridge)
 
 
@@ -138,7 +150,13 @@ def solve_ridged(
 
 
 def fit_hybrid(
-    fit: Moments, held_out: Moments, kept: Tensor, neurons: int, ridges: tuple[float, ...] = RIDGES
+    fit: Moments,
+    held_out: Moments,
+    kept: Tensor,
+    weight: Tensor,
+    ridges: tuple[float, ...] = RIDGES,
+    *,
+    metric: Metric | None = None,
 ) -> HybridFit:
     """Kept neurons and a linear bypass, fitted jointly, at every rank of the bypass.
 
@@ -146,16 +164,19 @@ def fit_hybrid(
         fit: moments of (z, y) rows, z = [h, x].
         held_out: the same of other rows.
         kept: the neurons to keep, maybe none.
-        neurons: how many h there are in z.
+        weight: the output matrix as it was, [k, d_out]: what the neurons' ridge pulls towards.
         ridges: strengths to try for the neurons; the bypass has its own.
+        metric: what an error costs by direction, for the choice of the bypass's directions.
     """
-    xs = torch.arange(neurons, fit.d_in, device=kept.device)
+    xs = torch.arange(len(weight), fit.d_in, device=kept.device)
     fit, held_out = (m.of_inputs(torch.cat([kept, xs])) for m in (fit, held_out))
     width = len(kept)
     h, x = slice(width), slice(width, None)
     z0, y0 = fit.means
-    zz, zy, yy = fit.centred_on(z0, y0)
-    held_zz, held_zy, held_yy = held_out.centred_on(z0, y0)
+    before = weight[kept].to(fit.xx)
+    # what the kept neurons give with their weights as they were is set aside: the rest is fitted, and shrinks to nothing
+    zz, zy, yy = _less(*fit.centred_on(z0, y0), before)
+    held_zz, held_zy, held_yy = _less(*held_out.centred_on(z0, y0), before)
     ridge = 0.0
     from_h, out = zz[h, x], zy[h]  # without neurons, empty
     if width:
@@ -167,8 +188,14 @@ def fit_hybrid(
     held_xx = held_zz[x, x] - held_zz[x, h] @ from_h - from_h.T @ cross
     held_xy = held_zy[x] - from_h.T @ held_zy[h] - cross.T @ out
     held_yy = held_yy - 2 * (out * held_zy[h]).sum(0) + (out * (held_zz[h, h] @ out)).sum(0)
-    bypass = fit_linear(residual, _centred(held_out, held_xx, held_xy, held_yy))
-    return HybridFit(kept, z0[h], z0[x], y0, from_h, out, bypass, ridge)
+    bypass = fit_linear(residual, _centred(held_out, held_xx, held_xy, held_yy), BYPASS_RIDGES, metric=metric)
+    return HybridFit(kept, z0[h], z0[x], y0, from_h, before + out, bypass, ridge)
+
+
+def _less(zz: Tensor, zy: Tensor, yy: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The moments of rows (z, y - before' h), h the first features of z."""
+    given = zz[:, : len(before)] @ before
+    return zz, zy - given, yy - 2 * (before * zy[: len(before)]).sum(0) + (before * given[: len(before)]).sum(0)
 
 
 def _solve(gram: Tensor, ridge: float, cross: Tensor) -> Tensor:
@@ -180,11 +207,10 @@ def _solve(gram: Tensor, ridge: float, cross: Tensor) -> Tensor:
     return solution
 
 
-def _ridged(gram: Tensor, ridge: float, scale: Tensor | None = None) -> Tensor:
+def _ridged(gram: Tensor, ridge: float) -> Tensor:
     """gram + ridge x its diagonal, and a floor under what never varies."""
     energy = gram.diagonal()
-    top = scale if scale is not None else (energy.max() if len(gram) else energy.sum())
-    return gram + torch.diag(ridge * energy + 1e-12 * top.clamp_min(1e-300))
+    return gram + torch.diag(ridge * energy + 1e-12 * energy.max().clamp_min(1e-300))
 
 
 def _centred(like: Moments, xx: Tensor, xy: Tensor, yy: Tensor) -> Moments:
