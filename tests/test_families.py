@@ -35,6 +35,16 @@ def test_a_scaled_residual_is_detected() -> None:
     assert len(find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())) == 3
 
 
+def test_an_ffn_that_goes_on_after_its_output_projection_is_refused() -> None:
+    """The moments of its output are taken from its inner activations."""
+    model = transformers.AutoModelForCausalLM.from_config(transformers.OlmoConfig(**GATED)).eval()
+    ffn = model.model.layers[0].mlp
+    own = ffn.forward
+    ffn.forward = lambda x: 2 * own(x)
+    with pytest.raises(ModelError, match="olmo: its FFN goes on after its output projection"):
+        find_blocks(model)
+
+
 def test_a_norm_behind_the_ffn_is_refused() -> None:
     config = transformers.Gemma2Config(**GATED, head_dim=8)
     with pytest.raises(ModelError, match=r"gemma2: .*residual stream.*supported families: .*gpt2.*llama"):

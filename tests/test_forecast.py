@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import tiny_model
 
 from ffncompress import Plan, texts
-from ffncompress.calibration import collect_moments
-from ffncompress.forecast import loss_by_rank, predict_losses
+from ffncompress.calibration import collect_moments, hooked
+from ffncompress.forecast import loss_by_rank, loss_metrics, predict_losses
 from ffncompress.models import find_blocks, installed
 from ffncompress.modules import Shape
 from ffncompress.recovery import Metric, Moments, fit_linear
@@ -28,6 +29,27 @@ def test_every_rank_by_brute_force(metric: Metric | None) -> None:
         u = (s + e) / (s + e).norm(dim=1, keepdim=True) - s / s.norm(dim=1, keepdim=True)
         expected = (s.norm(dim=1) * (g * u).sum(1)).square() / 2
         torch.testing.assert_close(ours[:, rank], expected, rtol=1e-3, atol=1e-4)  # products are single
+
+
+def test_the_metric_is_what_a_small_error_costs() -> None:
+    """e' M e over draws of the labels is the Fisher information, which is the curvature of the divergence."""
+    model, ids = tiny_model("llama"), torch.randint(1, 3000, (1, 4), generator=torch.Generator().manual_seed(0))
+    blocks, workers = find_blocks(model), Workers("cpu")
+    model.double()
+    metric = torch.stack([loss_metrics(model, blocks, ids, workers, seed)[1] for seed in range(400)]).mean(0)
+    e = torch.randn(32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def predictions(step: float) -> torch.Tensor:
+        with hooked(model, [(blocks[1].path, lambda _m, _a, out: out + step * signs[None, :, None] * e)]):
+            return model(ids).logits[0, :-1].log_softmax(-1)
+
+    divergences = []
+    with torch.inference_mode():
+        for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 4):
+            p, q = predictions(0.0), predictions(1e-2)  # independent signs: what tokens share averages out
+            divergences.append((p.exp() * (p - q)).sum() / 1e-4)
+    expected = sum(divergences) / len(divergences) / ids.numel()
+    assert (e @ metric @ e).item() / 2 == pytest.approx(expected.item(), rel=0.1)
 
 
 def test_a_lost_massive_activation_is_seen() -> None:

@@ -204,9 +204,10 @@ def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> f
 
     ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
     handles = [ffn.register_forward_hook(keep("ffn")), layer.register_forward_hook(keep("with"))]
+    handles.append(model.get_submodule(block.out_path).register_forward_hook(keep("projected")))
     model(ids, use_cache=False)
     handles += [ffn.register_forward_hook(silence), layer.register_forward_hook(keep("without"))]
-    spoken = seen["ffn"], seen["with"]
+    spoken, projected = (seen["ffn"], seen["with"]), seen["projected"]
     try:
         model(ids, use_cache=False)
     except Exception as error:
@@ -214,6 +215,8 @@ def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> f
     finally:
         for handle in handles:
             handle.remove()
+    if spoken[0].shape != projected.shape or not torch.allclose(spoken[0], projected):
+        raise _unsupported(model_type, "its FFN goes on after its output projection")
     y, lost = spoken[0].double().flatten(), (spoken[1] - seen["without"]).double().flatten()
     scale = (y @ lost) / (y @ y)  # some families scale what they add
     if not torch.allclose(lost, scale * y, rtol=1e-2, atol=1e-2 * float(y.abs().max() * scale.abs())):

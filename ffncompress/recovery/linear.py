@@ -115,14 +115,15 @@ def fit_linear(
     target = basis.T @ xy / fit.weight  # [d_in, d_out]
 
     held_xx, held_xy, held_yy = held_out.centred_on(x0, y0)
-    held_xx, held_xy = basis.T @ held_xx @ basis, basis.T @ held_xy
-    best, best_error = ridges[0], torch.inf
-    for ridge in ridges:
-        w = _shrink(values, ridge)[:, None] * target
-        error = _squared_error(w, held_xx, held_xy, held_yy).sum().item()
-        if error < best_error:
-            best, best_error = ridge, error
+    # W(k) = basis diag(shrink) target, so the held-out error is quadratic in shrink: a ridge costs a vector's product
+    square = (basis.T @ held_xx @ basis) * (target @ target.T)
+    slope = ((basis.T @ held_xy) * target).sum(1)
 
+    def held_out_error(ridge: float) -> float:
+        shrink = _shrink(values, ridge)
+        return (held_yy.sum() - 2 * shrink @ slope + shrink @ square @ shrink).item()
+
+    best = min(ridges, key=held_out_error)
     shrink = _shrink(values, best)
     weight = basis @ (shrink[:, None] * target)
     felt = metric or Metric.plain(len(y0), xx)
