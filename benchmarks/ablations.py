@@ -1,4 +1,4 @@
-"""What each choice is worth: row weights, metric, ridge, allocation and refitting, on held-out perplexity, by fit tokens.
+"""What each choice is worth on held-out perplexity, by fit tokens: row weights, metric, ridge, allocation, refitting.
 
     python benchmarks/ablations.py MODEL FIT CHOOSE REPORT [--share 0.25] [--tokens 8192 --tokens 16384] [--context 512]
 

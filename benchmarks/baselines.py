@@ -32,7 +32,8 @@ class Statistics:
 
 
 @torch.inference_mode()
-def gather(model: Any, windows: Tensor, batch: int = 2) -> Statistics:
+def gather(model: Any, windows: Tensor, batch: int = 2, grams: bool = True) -> Statistics:
+    """One pass over the fit tokens; the Gram matrices only where a method asks for them."""
     blocks = find_blocks(model)
     d, k, n = blocks[0].d_in, blocks[0].d_inner, len(blocks)
 
@@ -52,9 +53,10 @@ def gather(model: Any, windows: Tensor, batch: int = 2) -> Statistics:
     def taps(block: Block) -> list[tuple[str, Any]]:
         def feed(rows: Any) -> None:
             i = block.index
-            found.xx[i] += (rows.x.T @ rows.x).double()
-            found.hh[i] += (rows.h.T @ rows.h).double()
-            found.h[i] += rows.h.double().sum(0)
+            if grams:
+                found.xx[i] += (rows.x.T @ rows.x).double()
+                found.hh[i] += (rows.h.T @ rows.h).double()
+                found.h[i] += rows.h.double().sum(0)
             streams.append(nn.functional.normalize(rows.stream, dim=1))
 
         return row_taps(block, feed)
@@ -179,6 +181,10 @@ def _without_layers(model: Any, blocks: list[Block], dropped: list[int]) -> Any:
     layers = edited.get_submodule(path)
     parent, _, name = path.rpartition(".")
     kept = nn.ModuleList(layer for i, layer in enumerate(layers) if i not in dropped)
+    for i, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = i  # its place in the key-value cache
     setattr(edited.get_submodule(parent), name, kept)
     edited.config.num_hidden_layers = len(kept)
     return edited
@@ -218,4 +224,5 @@ def replaceme(model: Any, found: Statistics, size: int, windows: Tensor) -> Any:
     return edited
 
 
+NEED_GRAMS = ("FLAP", "SVD-LLM")
 METHODS = {"magnitude": magnitude, "FLAP": flap, "SVD-LLM": svd_llm, "ShortGPT": shortgpt, "ReplaceMe": replaceme}

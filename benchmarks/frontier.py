@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from baselines import METHODS, gather
+from baselines import METHODS, NEED_GRAMS, gather
 from torch import Tensor
 
 from ffncompress import recovery, texts
@@ -249,7 +249,7 @@ def peers(bench: Bench) -> None:
     todo = {name: bench.missing(name) for name in METHODS}
     if not any(todo.values()):
         return
-    found = gather(bench.model, bench.fit)
+    found = gather(bench.model, bench.fit, grams=any(todo[name] for name in NEED_GRAMS))
     for name, shares in todo.items():
         for share in shares:
             more = (bench.fit,) if name == "ReplaceMe" else ()

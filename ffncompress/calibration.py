@@ -5,8 +5,8 @@ plain, as R2_lin is defined; and of (z, y), z = [h, x] with the inner activation
 where s is the residual stream after the block. The next norm divides by the stream's scale, so a weighted error is an
 error as the rest of the model sees it; and the massive activations of a few tokens, which would otherwise own the fit,
 count as one row each. The former are multiplied in float64, for inputs are ill-conditioned and R2_lin is exact; the
-latter, much wider and never solved without a ridge, in float32 batch by batch, and summed in float64. And y is linear in
-h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
+latter, much wider and never solved without a ridge, in float32 batch by batch, and summed in float64. And y is linear
+in h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class BlockMoments:
         def zeros(d_in: int, full_yy: bool = False) -> Moments:
             return Moments.zeros(d_in, block.d_out, full_yy=full_yy, device=device)
 
-        wide = [Moments.zeros(block.d_inner + block.d_in, 0, full_yy=False, device=device) for _ in range(2)]
-        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), *wide)
+        inner, held_out_inner = (
+            Moments.zeros(block.d_inner + block.d_in, 0, full_yy=False, device=device) for _ in range(2)
+        )
+        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), inner, held_out_inner)
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
         return (self.held_out, self.held_out_inner) if held_out else (self.fit, self.fit_inner)
@@ -74,8 +76,11 @@ class BlockMoments:
     @classmethod
     def named(cls, tensors: dict[str, Tensor]) -> BlockMoments:
         """From what `named_tensors` gave."""
-        parts = [Moments(*(tensors[f"{part}.{f.name}"] for f in fields(Moments))) for part in _PARTS]
-        return cls(parts[2].d_in - parts[0].d_in, *parts, metric=tensors.get("metric"))
+        fit, held_out, fit_inner, held_out_inner = (
+            Moments(*(tensors[f"{part}.{f.name}"] for f in fields(Moments))) for part in _PARTS
+        )
+        neurons = fit_inner.d_in - fit.d_in
+        return cls(neurons, fit, held_out, fit_inner, held_out_inner, tensors.get("metric"))
 
 
 _PARTS = ("fit", "held_out", "fit_inner", "held_out_inner")

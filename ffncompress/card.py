@@ -82,8 +82,8 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         "## Blocks",
         _block_table(plan),
         "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
-        "Swap is the perplexity that its best stand-in at the budget's factor (8x where none is named) adds alone, on text "
-        "that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
+        "Swap is the perplexity that its best stand-in at the budget's factor (8x where none is named) adds alone, on "
+        "text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
         *_healing(origin),
         "## How to reproduce",
         f"```\n{reproduce_command(plan)}\nffncompress apply PLAN -o OUT\nffncompress eval OUT\n```",

@@ -44,7 +44,7 @@ def predict_losses(
     seed: int = 0,
     track: Track = silent,
 ) -> list[dict[str, Tensor]]:
-    """The predicted rise in loss of each block's fits, at rank 0, 1, ..., max_rank; kept neurons have one rank only."""
+    """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
     model.requires_grad_(False)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     for at, batch in track(own_batches(windows, workers), "predicting costs"):
@@ -82,9 +82,10 @@ def delta_perplexity(base: float, rise: float) -> float:
 
 
 def _ranks(fit: Fit) -> int:
+    """How many ranks are looked at: one of kept neurons, all of a linear map, of a bypass the half that can pay."""
     if isinstance(fit, NeuronFit):
         return 1
-    return (fit.bypass if isinstance(fit, HybridFit) else fit).max_rank + 1
+    return fit.max_rank + 1 if isinstance(fit, LinearFit) else fit.bypass.max_rank // 2 + 1
 
 
 def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
         return loss_by_rank(fit, rows.x, rows.y, rows.stream, gradient)
     if isinstance(fit, HybridFit):
         h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
-        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient)
+        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient, _ranks(fit) - 1)
     out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
     error = rows.h[:, fit.kept].to(out) @ out - y
     error = error if fit.bias is None else error + fit.bias.to(out)
@@ -101,11 +102,14 @@ def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
     return _loss((g * e).sum(1), (s * e).sum(1), (e * e).sum(1), (g * s).sum(1), (s * s).sum(1))[:, None]
 
 
-def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor) -> Tensor:
-    """The predicted loss of each row at each rank, [rows, max_rank + 1]."""
+def loss_by_rank(
+    fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor, highest: int | None = None
+) -> Tensor:
+    """The predicted loss of each row at rank 0 to `highest` (none: all), [rows, ranks]."""
+    highest = fit.max_rank if highest is None else highest
     x, y, s, g = (t.float() for t in (x, y, stream, gradient))  # single products, double sums
-    v = fit.directions[:, : fit.max_rank].to(x)
-    c = (x - fit.x0.to(x)) @ (fit.weight @ fit.readings[:, : fit.max_rank]).to(x)  # [rows, max_rank]
+    v = fit.directions[:, :highest].to(x)
+    c = (x - fit.x0.to(x)) @ (fit.weight @ fit.readings[:, :highest]).to(x)  # [rows, highest]
     e0 = fit.y0.to(x) - y  # the error at rank 0
 
     def along(start: Tensor, steps: Tensor) -> Tensor:
@@ -116,7 +120,8 @@ def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient:
     # |e0 + sum_{i <= j} v_i c_i|^2 grows by the square of the new term and twice its product with all before it
     before = e0 @ v + c @ (v.T @ v).triu(1)
     ee = along((e0 * e0).sum(1), 2 * before * c + c * c * (v * v).sum(0))
-    return _loss(ge, se, ee, *((t.double()) for t in ((g * s).sum(1, keepdim=True), (s * s).sum(1, keepdim=True))))
+    gs, ss = (g * s).double().sum(1, keepdim=True), (s * s).double().sum(1, keepdim=True)
+    return _loss(ge, se, ee, gs, ss)
 
 
 def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:

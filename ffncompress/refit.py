@@ -130,8 +130,8 @@ class _Shelf:
 class _Sums:
     """The moments that a stand-in of a shape is fitted from, and the fit.
 
-    With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is linear in h, so
-    its moments follow (see `Moments.mapped`). A linear map of x has both in one.
+    With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is linear in h,
+    so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
     """
 
     def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None, undo_drift: bool) -> None:
@@ -141,9 +141,7 @@ class _Sums:
         self.weight = weight.to(device, torch.float64)
         self.metric = None if metric is None else Metric.of(metric.to(device))
         inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
-        self.fit, self.held_out = (
-            Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2)
-        )
+        self.fit, self.held_out = (Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2))
 
     def update_(self, rows: Rows, original_stream: Tensor, held_out: bool) -> None:
         device = self.fit.x.device
@@ -167,8 +165,8 @@ class _Sums:
         widths = [self.shape.width]
         kept = remove_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
         if self.shape.kind == "hybrid":
-            targets = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
-            return recovery.fit_hybrid(*targets, kept, self.weight, metric=self.metric).cpu()
+            fit, held_out = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
+            return recovery.fit_hybrid(fit, held_out, kept, self.weight, metric=self.metric).cpu()
         plain = recovery.fit_neurons(fit, held_out, kept, self.weight, biased=self.block.out_bias)
         return self._undoing(plain, held_out).cpu()
 

@@ -39,14 +39,17 @@ def test_the_metric_is_what_a_small_error_costs() -> None:
     metric = torch.stack([loss_metrics(model, blocks, ids, workers, seed)[1] for seed in range(400)]).mean(0)
     e = torch.randn(32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def predictions(step: float) -> torch.Tensor:
+    def predictions(signs: torch.Tensor, step: float) -> torch.Tensor:
         with hooked(model, [(blocks[1].path, lambda _m, _a, out: out + step * signs[None, :, None] * e)]):
             return model(ids).logits[0, :-1].log_softmax(-1)
 
     divergences = []
     with torch.inference_mode():
         for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 4):
-            p, q = predictions(0.0), predictions(1e-2)  # independent signs: what tokens share averages out
+            p, q = (
+                predictions(signs, 0.0),
+                predictions(signs, 1e-2),
+            )  # independent signs: what tokens share averages out
             divergences.append((p.exp() * (p - q)).sum() / 1e-4)
     expected = sum(divergences) / len(divergences) / ids.numel()
     assert (e @ metric @ e).item() / 2 == pytest.approx(expected.item(), rel=0.1)

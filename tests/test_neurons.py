@@ -52,7 +52,7 @@ def test_errors_that_the_loss_does_not_feel_cost_nothing() -> None:
 @pytest.mark.parametrize("ridge", [0.0, 1e-2, 1.0])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_run_passes_the_refit_of_every_width(biased: bool, ridge: float) -> None:
-    x, h, y, w = ffn_rows()
+    _, h, y, w = ffn_rows()
     moments = Moments.of(h, y, full_yy=False)
     gram = moments.covariance_x() if biased else moments.xx / moments.weight
     for kept, out in remove_neurons(gram, w, [9, 5, 2], ridge=ridge).values():

@@ -80,8 +80,9 @@ class LinearFit:
 
     def to(self, where: torch.device | torch.dtype | str) -> LinearFit:
         """The same map on another device, or in another precision."""
-        tensors = (self.weight, self.x0, self.y0, self.directions, self.readings, self.energies)
-        return LinearFit(*(tensor.to(where) for tensor in tensors), self.ridge)
+        weight, x0, y0 = self.weight.to(where), self.x0.to(where), self.y0.to(where)
+        directions, readings, energies = (t.to(where) for t in (self.directions, self.readings, self.energies))
+        return LinearFit(weight, x0, y0, directions, readings, energies, self.ridge)
 
     def cpu(self) -> LinearFit:
         return self.to("cpu")
@@ -121,7 +122,7 @@ def fit_linear(
 
     def held_out_error(ridge: float) -> float:
         shrink = _shrink(values, ridge)
-        return (held_yy.sum() - 2 * shrink @ slope + shrink @ square @ shrink).item()
+        return float(held_yy.sum() - 2 * shrink @ slope + shrink @ square @ shrink)
 
     best = min(ridges, key=held_out_error)
     shrink = _shrink(values, best)

@@ -174,13 +174,15 @@ def fit_hybrid(
     h, x = slice(width), slice(width, None)
     z0, y0 = fit.means
     before = weight[kept].to(fit.xx)
-    # what the kept neurons give with their weights as they were is set aside: the rest is fitted, and shrinks to nothing
+    # what the kept neurons give with their weights as they were is set aside: the rest is fitted, and shrinks to zero
     zz, zy, yy = _less(*fit.centred_on(z0, y0), before)
     held_zz, held_zy, held_yy = _less(*held_out.centred_on(z0, y0), before)
     ridge = 0.0
     from_h, out = zz[h, x], zy[h]  # without neurons, empty
     if width:
-        _, ridge = solve_ridged(zz[h, h], zy[h], held_zz[h, h], held_zy[h], ridges)
+        ridge = ridges[0]
+        if len(ridges) > 1:
+            _, ridge = solve_ridged(zz[h, h], zy[h], held_zz[h, h], held_zy[h], ridges)
         from_h, out = _solve(zz[h, h], ridge, torch.cat([zz[h, x], zy[h]], 1)).split([len(xs), len(y0)], 1)
     # On the fit rows and the ridge's own rows, the remainders' moments are Schur complements: the fit is joint.
     residual = _centred(fit, zz[x, x] - zz[x, h] @ from_h, zy[x] - zz[x, h] @ out, yy - (zy[h] * out).sum(0))
