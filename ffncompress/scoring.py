@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +39,12 @@ def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
 
 def fit_names(block: Block) -> list[str]:
     """The fits of a block: two linear maps, neurons at each width, neurons with a bypass at some."""
-    step = block.d_inner / WIDTHS
-    widths = sorted({round(step * i) for i in range(1, WIDTHS)} - {0, block.d_inner})
-    hybrids = sorted({round(step * i) for i in HYBRIDS} & set(widths))
+    widths, hybrids = menu_widths(block, range(1, WIDTHS)), menu_widths(block, HYBRIDS)
     return [PLAIN, STREAM, *(f"neurons {w}" for w in widths), *(f"hybrid {w}" for w in hybrids)]
+
+
+def menu_widths(block: Block, sixteenths: Iterable[int]) -> list[int]:
+    return sorted({round(block.d_inner * i / WIDTHS) for i in sixteenths} - {0, block.d_inner})
 
 
 def fit_name(option: Option | Swap) -> str:
@@ -63,7 +65,9 @@ def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequenc
         return maps
     inner, held_out = moments.fit_inner, moments.held_out_inner
     weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
-    removed = remove_neurons(block, inner, held_out, weight, metric, set(widths.values()))
+    # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
+    stops = {*menu_widths(block, range(1, WIDTHS)), *widths.values()}
+    removed = remove_neurons(block, inner, held_out, weight, metric, stops)
     for name, width in widths.items():
         fit = removed[width]
         if name.startswith("hybrid"):

@@ -63,7 +63,7 @@ def test_it_computes_what_was_fitted(family: str, kind: str, measured) -> None:
     if kind == "neurons":
         expected = h[..., fit.kept] @ fit.out.double() + (0 if fit.bias is None else fit.bias)
     elif kind == "hybrid":
-        out, down, up, bias = fit.at_rank(shape.rank)
+        out, down, up, bias = (t.double() for t in fit.at_rank(shape.rank))
         expected = h[..., fit.kept] @ out + x.double() @ down.T @ up.T + bias
     elif kind == "dense":
         expected = x.double() @ fit.weight + fit.bias
