@@ -67,6 +67,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_readmes_demo_is_the_demo() -> None:
     """The settings shown are those of the recipe; the numbers come from a run and may differ in the last digits."""
     shown = README.split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
-    assert "demo (gpt2), budget 8x" in shown
+    assert "demo (gpt2), limit 5 %" in shown
     assert "gate passed" in shown
     assert "limit 5 %" in shown
