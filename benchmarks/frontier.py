@@ -33,9 +33,10 @@ from ffncompress.models import (
     load_tokenizer,
 )
 from ffncompress.modules import Shape, parameters
-from ffncompress.planner import GRADIENT_TOKENS, settle, survey
+from ffncompress.planner import settle
 from ffncompress.scoring import fit_some, replacement
 from ffncompress.settings import PlanSettings
+from ffncompress.survey import GRADIENT_TOKENS, survey
 from ffncompress.swaps import perplexity, sequence_losses
 from ffncompress.workers import Workers
 

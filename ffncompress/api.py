@@ -36,7 +36,8 @@ def plan(
         track: wraps each long loop, for a progress bar.
         **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
     """
-    from ffncompress.planner import make_plan, replan
+    from ffncompress.planner import make_plan
+    from ffncompress.replan import replan
     from ffncompress.staging import check_free
 
     checked = _settings(PlanSettings, settings)

@@ -41,20 +41,24 @@ class BlockMoments:
     metric: Tensor | None = None  # what an error costs by direction, [d_out, d_out]
 
     @classmethod
-    def zeros(cls, block: Block, device: torch.device) -> BlockMoments:
-        def zeros(d_in: int, full_yy: bool = False) -> Moments:
-            return Moments.zeros(d_in, block.d_out, full_yy=full_yy, device=device)
+    def zeros(cls, block: Block, device: torch.device, *, inner: bool = True) -> BlockMoments:
+        """Nothing yet; without `inner`, z = x alone, which is all that linear maps need."""
 
-        inner, held_out_inner = (
-            Moments.zeros(block.d_inner + block.d_in, 0, full_yy=False, device=device) for _ in range(2)
-        )
-        return cls(block.d_inner, zeros(block.d_in), zeros(block.d_in, True), inner, held_out_inner)
+        def zeros(d_in: int, d_out: int = block.d_out, full_yy: bool = False) -> Moments:
+            return Moments.zeros(d_in, d_out, full_yy=full_yy, device=device)
+
+        neurons, d_out = (block.d_inner, 0) if inner else (0, block.d_out)  # y of [h, x] follows from h
+        fit, held_out = zeros(block.d_in), zeros(block.d_in, full_yy=True)
+        fit_inner, held_out_inner = (zeros(neurons + block.d_in, d_out) for _ in range(2))
+        return cls(neurons, fit, held_out, fit_inner, held_out_inner)
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
         return (self.held_out, self.held_out_inner) if held_out else (self.fit, self.fit_inner)
 
     def complete_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Give the moments of (z, .) their y."""
+        """Give the moments of (z, .) their y, where it was not measured."""
+        if not self.neurons:
+            return
         self.fit_inner = self.fit_inner.mapped(weight, bias)
         self.held_out_inner = self.held_out_inner.mapped(weight, bias)
 
@@ -86,12 +90,12 @@ class BlockMoments:
 _PARTS = ("fit", "held_out", "fit_inner", "held_out_inner")
 
 
-def in_passes(blocks: list[Block], limit: int = MOMENT_BYTES) -> list[list[Block]]:
+def in_passes(blocks: list[Block], limit: int = MOMENT_BYTES, *, inner: bool = True) -> list[list[Block]]:
     """The blocks in groups whose moments fit in `limit` bytes, for a pass over the text each; mostly one group."""
     groups: list[list[Block]] = [[]]
     size = 0
     for block in blocks:
-        wide = block.d_inner + block.d_in
+        wide = block.d_in + block.d_inner * inner
         own = 16 * (block.d_in * (block.d_in + block.d_out) + wide * (wide + block.d_out))
         if groups[-1] and size + own > limit:
             groups.append([])
@@ -124,13 +128,17 @@ def collect_moments(
     held_out_windows: Tensor,
     workers: Workers,
     track: Track = silent,
+    *,
+    inner: bool = True,
 ) -> list[BlockMoments]:
     """Run the decoder once over all windows and return each block's moments, summed over processes.
+
+    Without `inner` the inner activations are left out, and only linear maps can be fitted.
 
     Raises:
         NumericsError: a block's activations are not finite.
     """
-    moments = [BlockMoments.zeros(block, _device_of(model, block)) for block in blocks]
+    moments = [BlockMoments.zeros(block, _device_of(model, block), inner=inner) for block in blocks]
     batches = [(batch, False) for _, batch in own_batches(fit_windows, workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
     decoder = model.base_model  # without the head: no logits are needed
@@ -188,9 +196,11 @@ def _taps(blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool
         def feed(rows: Rows, own: BlockMoments = own) -> None:
             plain, inner = own.pair(role["held_out"])
             x, h, y, stream = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.stream))
-            x, y = x.double(), y.double()
-            plain.update_(x, y)
-            inner.update_(torch.cat([h, rows.x.to(h)], 1), y[:, :0], stream_weights(stream), torch.float32)
+            plain.update_(x.double(), y.double())
+            if own.neurons:
+                inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], stream_weights(stream), torch.float32)
+            else:
+                inner.update_(x.double(), y.double(), stream_weights(stream))
 
         yield from row_taps(block, feed)
 

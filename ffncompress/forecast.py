@@ -9,9 +9,10 @@ What the rest of the model sees of s is its direction, so the step is taken ther
     delta loss ~ 1/2 E[(|s| g'u)^2],      u = (s + e) / |s + e| - s / |s|
 
 For small e this is the same (g is orthogonal to s wherever only the direction counts); for large e it is right where
-the local form is off by orders of magnitude. With V the map's output directions and c = V' W'(x - x0), the error of
-rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative sums, and all ranks cost as much as
-one. A bypass beside kept neurons is such a map too, of what the neurons leave of x and y.
+the local form is off by orders of magnitude. With v_j the map's output directions, u_j the readings dual to them and
+c_j = u_j' W'(x - x0), the error of rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative
+sums, and all ranks cost as much as one. A bypass beside kept neurons is such a map too, of what the neurons leave of x
+and y.
 
 The same gradients say which directions of an error matter at all: the metric M = E[g g'], in which fits order neurons
 and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few tokens of massive activations.)

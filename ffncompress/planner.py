@@ -8,104 +8,20 @@ has more to lose: what passes at 128 tokens may fail at 512.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor, nn
 
 from ffncompress import __version__
-from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments, in_passes
-from ffncompress.corpus import Corpus, gather_text
 from ffncompress.errors import BudgetError
-from ffncompress.forecast import loss_metrics, predict_losses
 from ffncompress.latency import time_blocks
-from ffncompress.models import (
-    Block,
-    ModelSource,
-    context_of,
-    count_parameters,
-    find_blocks,
-    find_model,
-    installed,
-    load_model,
-    load_tokenizer,
-)
-from ffncompress.patcher import base_source
-from ffncompress.plans import BaseRef, BlockPlan, FrontierPoint, JointCheck, Option, Plan, Scores, Swap
+from ffncompress.models import Block, ModelSource, count_parameters, find_model
+from ffncompress.plans import BaseRef, BlockPlan, FrontierPoint, JointCheck, Plan
 from ffncompress.refit import refit
-from ffncompress.scoring import (
-    PLAIN,
-    Fitted,
-    fit_block,
-    fit_name,
-    fit_some,
-    menu,
-    replacement,
-    score_block,
-    score_swap,
-    shape_of,
-    tensors_of,
-)
-from ffncompress.selection import (
-    Choice,
-    Market,
-    draw_line,
-    explain,
-    joint_check,
-    smallest_within,
-    summarise,
-    surprise,
-    within_factor,
-)
+from ffncompress.scoring import shape_of, tensors_of
+from ffncompress.selection import Choice, Market, draw_line, explain, smallest_within, summarise
 from ffncompress.settings import Budget, PlanSettings, parse_blocks, parse_speed
-from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
-from ffncompress.workers import Track, Workers, silent, stage
-
-GRADIENT_TOKENS = 4096  # of either text, for a backward pass
-SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
-SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
-
-
-@dataclass
-class Survey:
-    """A model, its text, and what the passes over it gave, block by block."""
-
-    source: ModelSource
-    model: Any
-    blocks: list[Block]
-    corpus: Corpus
-    workers: Workers
-    track: Track
-    base: float  # perplexity on the choose windows
-    base_losses: Tensor  # of each verify window
-    scores: list[Scores]
-    menus: list[list[Option]]
-    swaps: list[Swap]
-    fitted: list[Fitted]
-    metrics: list[Tensor]  # what the loss feels of each block's errors, by direction
-    moments: dict[str, Tensor] | None
-
-    def market(self) -> Market:
-        return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
-
-    def modules(self, choice: Choice) -> dict[int, nn.Module]:
-        """The stand-ins of a choice, as fitted on the original model's activations."""
-        return {
-            i: replacement(block, self.model.get_submodule(block.path), shape_of(option), fitted.maps[fit_name(option)])
-            for i, (block, option, fitted) in enumerate(zip(self.blocks, choice, self.fitted, strict=True))
-            if option is not None
-        }
-
-    def check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None = None) -> JointCheck:
-        """Replace some blocks together and measure."""
-        windows = self.corpus.verify
-        at = {self.blocks[i].path: module for i, module in (modules or self.modules(choice)).items()}
-        with installed(self.model, at):
-            size = count_parameters(self.model)
-            together = sequence_losses(self.model, windows, self.workers, self.track, f"verifying {len(at)} together")
-        limit = settings.limit
-        return joint_check(choice, size, self.base_losses, together, windows.shape[1], limit, modules is not None)
+from ffncompress.survey import SWAP_RATIO, Survey, size_cap, survey
+from ffncompress.swaps import perplexity
+from ffncompress.workers import Track, Workers, silent
 
 
 def make_plan(
@@ -125,89 +41,6 @@ def make_plan(
     source = find_model(model_name, revision=revision, trust_remote_code=trust_remote_code)
     found = survey(source, settings, workers or Workers(settings.device), track)
     return (*settle(found, settings), found.moments)
-
-
-def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:
-    """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
-    with stage(track, f"loading {source.name}"):
-        dtype = workers.dtype(settings.dtype)
-        model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
-    blocks = find_blocks(model)
-    check_budget(model, blocks, settings)
-    with stage(track, "reading text"):
-        corpus = gather_text(source, settings, tokenizer, context_of(model, settings.context))
-    check_enough_rows(blocks, corpus.fit.numel())
-
-    few = max(1, GRADIENT_TOKENS // settings.seq_len)
-    metrics = loss_metrics(model, blocks, corpus.fit[:few], workers, settings.seed, track)
-    fitted: list[Fitted] = []
-    kept: dict[str, Tensor] = {}
-    for group in in_passes(blocks):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
-        for block in track(group, "fitting stand-ins"):
-            own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
-            own.metric = metrics[block.index].to(own.fit.x.device)
-            fitted.append(fit_block(block, own, model.get_submodule(block.path)))
-            if settings.keep_moments:
-                kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
-    plain = [each.maps[PLAIN] for each in fitted]
-    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
-    base = perplexity(losses)
-    maps = [each.maps for each in fitted]
-    predicted = predict_losses(model, blocks, maps, corpus.choose[:few], workers, settings.seed, track)
-    menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
-    ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
-    tried = [
-        min((o for o in options if within_factor(b, o, ratio)), key=lambda o: o.predicted_loss)
-        for b, options in zip(blocks, menus, strict=True)
-    ]
-    variants = [
-        replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
-        for b, f, o in zip(blocks, fitted, tried, strict=True)
-    ]
-    rises = measure_swaps(
-        model, blocks, variants, corpus.choose[: max(2, SWAP_TOKENS // settings.seq_len)], workers, track
-    )
-    return Survey(
-        source=source,
-        model=model,
-        blocks=blocks,
-        corpus=corpus,
-        workers=workers,
-        track=track,
-        base=base,
-        base_losses=sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
-        scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
-        menus=menus,
-        swaps=[score_swap(b, t, r, base) for b, t, r in zip(blocks, tried, rises, strict=True)],
-        fitted=fitted,
-        metrics=metrics,
-        moments=kept if settings.keep_moments else None,
-    )
-
-
-def check_budget(model: Any, blocks: list[Block], settings: PlanSettings) -> None:
-    """Whether a budget can be met at all, before anything is measured.
-
-    Raises:
-        BudgetError: it cannot; says what can.
-    """
-    if settings.blocks:
-        parse_blocks(settings.blocks, len(blocks))
-    whole = count_parameters(model)
-    size = size_cap(settings, whole)
-    rest = whole - sum(block.parameters for block in blocks)
-    if size is not None and size < rest + sum(block.d_out for block in blocks):
-        raise BudgetError(
-            f"{size:,} parameters cannot be reached: {rest:,} of the model's {whole:,} are outside its FFNs; "
-            f"ask for more than that"
-        )
-
-
-def size_cap(settings: PlanSettings, whole: int) -> int | None:
-    """The most parameters that the settings allow the whole model, or none."""
-    caps = [cap for cap in (Budget.parse(settings.budget).size(whole), settings.at and int(settings.at * whole)) if cap]
-    return min(caps) if caps else None
 
 
 def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tensor]]:
@@ -347,44 +180,6 @@ def describe(
         summary=summarise(blocks, settings.limit, joint),
         tensors_sha256="",
     )
-
-
-def replan(directory: str | Path, settings: PlanSettings, track: Track = silent) -> tuple[Plan, dict[str, Tensor]]:
-    """Spend another budget on a plan whose moments were kept: no text is read and no model is run.
-
-    Raises:
-        PlanError: the plan's moments were not kept.
-        BudgetError: the budget needs a measurement.
-    """
-    old = Plan.load(directory)
-    size = size_cap(settings, old.base.parameters)
-    if size is None or settings.target_speed or settings.max_delta or settings.blocks or settings.frontier:
-        raise BudgetError(
-            "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
-        )
-    with stage(track, f"loading {old.base.name}"):
-        model = load_model(base_source(old))
-    blocks = find_blocks(model)
-    market = Market(
-        blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
-    )
-    market = market.restricted(Budget.parse(settings.budget).ratio)
-    choice = market.choose(parameters=size - (old.base.parameters - market.full))
-    modules = {}
-    chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
-    for block, option in track(chosen, "fitting stand-ins"):
-        ffn, moments = model.get_submodule(block.path), BlockMoments.named(old.load_moments(directory, block.index))
-        fits = fit_some(block, moments, ffn, [name := fit_name(option)])
-        modules[block.index] = replacement(block, ffn, shape_of(option), fits[name])
-    reasons = explain(market, choice, old.base_perplexity, None)
-    planned = [
-        block.model_copy(update={"choice": option, "reason": reason})
-        for block, option, reason in zip(old.blocks, choice, reasons, strict=True)
-    ]
-    wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
-    summary = summarise(planned, None, [])
-    plan = old.model_copy(update={"blocks": planned, "settings": wanted, "joint": [], "summary": summary})
-    return plan, tensors_of(modules)
 
 
 def _base_ref(source: ModelSource, model: nn.Module, blocks: list[Block]) -> BaseRef:

@@ -27,7 +27,7 @@ from ffncompress.forecast import Fit
 from ffncompress.models import Block, out_projection
 from ffncompress.modules import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
-from ffncompress.scoring import remove_neurons, replacement
+from ffncompress.scoring import replacement, thin_out
 from ffncompress.swaps import handing_on
 from ffncompress.workers import Track, Workers, silent
 
@@ -163,7 +163,7 @@ class _Sums:
             return recovery.fit_linear(*drifts, metric=self.metric).cpu()
         fit, held_out = (moments.mapped(self.weight, self.bias) for moments in drifts)
         widths = [self.shape.width]
-        kept = remove_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
+        kept = thin_out(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
         if self.shape.kind == "hybrid":
             fit, held_out = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
             return recovery.fit_hybrid(fit, held_out, kept, self.weight, metric=self.metric).cpu()

@@ -34,7 +34,7 @@ class Fitted:
 def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
     """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
     maps = fit_some(block, moments, ffn, fit_names(block))
-    return Fitted(maps, *_scores(moments, maps[PLAIN], maps[STREAM]))  # type: ignore[arg-type]
+    return Fitted(maps, *linear_scores(block, moments, maps[PLAIN], maps[STREAM]))  # type: ignore[arg-type]
 
 
 def fit_names(block: Block) -> list[str]:
@@ -67,9 +67,9 @@ def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequenc
     weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
     # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
     stops = {*menu_widths(block, range(1, WIDTHS)), *widths.values()}
-    removed = remove_neurons(block, inner, held_out, weight, metric, stops)
+    thinned = thin_out(block, inner, held_out, weight, metric, stops)
     for name, width in widths.items():
-        fit = removed[width]
+        fit = thinned[width]
         if name.startswith("hybrid"):
             maps[name] = recovery.fit_hybrid(inner, held_out, fit.kept, weight, (fit.ridge,), metric=metric).cpu()
         else:
@@ -77,7 +77,7 @@ def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequenc
     return maps
 
 
-def remove_neurons(
+def thin_out(
     block: Block, fit: Moments, held_out: Moments, weight: Tensor, metric: Metric | None, widths: Collection[int]
 ) -> dict[int, NeuronFit]:
     """The neurons to keep at each width, with their output matrix; one ridge, the best on held-out rows, for all."""
@@ -93,21 +93,23 @@ def remove_neurons(
     }
 
 
-def _scores(moments: BlockMoments, plain: LinearFit, stream: LinearFit) -> tuple[Tensor, dict[str, float]]:
+def linear_scores(
+    block: Block, moments: BlockMoments, plain: LinearFit, stream: LinearFit
+) -> tuple[Tensor, dict[str, float]]:
     """(R2 at each rank, scores) on held-out rows."""
     held_out, (_, weighted) = moments.held_out, moments.weighted()
     plain, stream = plain.to(held_out.x.device), stream.to(held_out.x.device)
     inputs = recovery.spectrum_of(moments.fit.covariance_x())
     scores = {
         "r2_lin": recovery.r2(plain, held_out),
-        "r2_median_feature": recovery.median_feature_r2(plain, held_out),
+        "r2_median_feature": recovery.feature_r2(plain, held_out).median().item(),
         "effective_rank_input": recovery.effective_rank(inputs),
         "effective_rank_output": recovery.effective_rank(recovery.spectrum_of(held_out.covariance_y())),
         "effective_rank_map": recovery.effective_rank(plain.energies),
         "condition_number": recovery.condition_number(inputs),
         "ridge": plain.ridge,
-        "share_of_stream": (weighted.y_energy.sum() / weighted.rows).item(),
-        "unrecovered_share": (recovery.feature_errors(stream, weighted).sum() / weighted.rows).item(),
+        "share_of_stream": block.scale**2 * (weighted.y_energy.sum() / weighted.rows).item(),
+        "unrecovered_share": block.scale**2 * (recovery.feature_errors(stream, weighted).sum() / weighted.rows).item(),
     }
     r2_by_rank = 1 - recovery.errors_by_rank(plain, held_out) / held_out.total_squares().sum()
     return r2_by_rank.cpu(), scores
@@ -145,8 +147,7 @@ def shapes(block: Block) -> list[Shape]:
     full = min(block.d_in, block.d_out)
     useful = [2**k for k in range(full.bit_length()) if 2**k <= full // 2]  # above d/2 dense is smaller
     found = [Shape("constant"), *(Shape("low-rank", rank=r) for r in useful)]
-    # a dense map under the output projection's name must differ from it in shape (see modules.py)
-    found.append(Shape("dense", rank=full) if block.d_in != block.d_inner else Shape("low-rank", rank=full))
+    found.append(whole_map(block))
     for name in fit_names(block)[2:]:
         kind, _, width = name.partition(" ")
         if kind == "neurons":
@@ -154,6 +155,12 @@ def shapes(block: Block) -> list[Shape]:
         else:
             found += [Shape("hybrid", int(width), r) for r in useful if r >= 8]
     return found
+
+
+def whole_map(block: Block) -> Shape:
+    """A linear map of full rank; dense under the output projection's name must differ from it in shape (modules.py)."""
+    full = min(block.d_in, block.d_out)
+    return Shape("dense" if block.d_in != block.d_inner else "low-rank", rank=full)
 
 
 def shape_of(option: Option | Swap) -> Shape:

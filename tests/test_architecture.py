@@ -12,7 +12,7 @@ PACKAGE = ROOT / "ffncompress"
 ORDER = [
     "errors", "recovery", "workers", "settings", "staging", "models", "texts", "calibration", "swaps", "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
-    "planner", "plugin",
+    "survey", "planner", "replan", "plugin",
     "_autoload", "report", "card", "heal", "artifact",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from ffncompress import Plan, api, apply_
 from ffncompress.calibration import collect_moments
 from ffncompress.models import find_blocks, find_model, load_model
 from ffncompress.modules import Kind, Shape, build, parameters
-from ffncompress.planner import describe, survey
+from ffncompress.planner import describe
 from ffncompress.scoring import fit_block, fit_name, fit_some, replacement, shape_of, shapes, tensors_of
 from ffncompress.settings import PlanSettings
+from ffncompress.survey import survey
 from ffncompress.workers import Workers
 
 KINDS = Kind.__args__

@@ -20,9 +20,9 @@ def r2(fit: LinearFit, rows: Moments) -> float:
     return 1 - (feature_errors(fit, rows).sum() / rows.total_squares().sum().clamp_min(1e-300)).item()
 
 
-def median_feature_r2(fit: LinearFit, rows: Moments) -> float:
-    """R2 of the median output feature: far below the pooled R2 where a few giant features carry it."""
-    return (1 - feature_errors(fit, rows) / rows.total_squares().clamp_min(1e-300)).median().item()
+def feature_r2(fit: LinearFit, rows: Moments) -> Tensor:
+    """R2 of each output feature, [d_out]: the median is far below the pooled R2 where a few giant features carry it."""
+    return 1 - feature_errors(fit, rows) / rows.total_squares().clamp_min(1e-300)
 
 
 def effective_rank(spectrum: Tensor) -> float:
@@ -30,6 +30,12 @@ def effective_rank(spectrum: Tensor) -> float:
     p = spectrum.clamp_min(0)
     p = p[p > 0] / p.sum()
     return torch.exp(-(p * p.log()).sum()).item() if len(p) else 0.0
+
+
+def participation_ratio(spectrum: Tensor) -> float:
+    """(sum p)^2 / sum p^2: another count of the directions that carry a spectrum, which minds the largest more."""
+    p = spectrum.clamp_min(0)
+    return (p.sum().square() / p.square().sum()).item() if p.sum() > 0 else 0.0
 
 
 def spectrum_of(covariance: Tensor) -> Tensor:
@@ -41,6 +47,13 @@ def condition_number(spectrum: Tensor) -> float:
     """Largest over smallest positive eigenvalue of the input covariance, up to what float64 resolves."""
     floor = spectrum.max() * len(spectrum) * torch.finfo(spectrum.dtype).eps
     kept = spectrum[spectrum > floor]
+    return (kept.max() / kept.min()).item() if len(kept) else float("inf")
+
+
+def dynamic_range(covariance: Tensor) -> float:
+    """Largest over smallest positive variance of a feature: what a change of units alone could mend."""
+    variances = covariance.diagonal()
+    kept = variances[variances > 1e-12 * variances.max()]
     return (kept.max() / kept.min()).item() if len(kept) else float("inf")
 
 

@@ -1,0 +1,56 @@
+"""Another budget for a plan whose moments were kept: no text is read and no model is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from ffncompress.calibration import BlockMoments
+from ffncompress.errors import BudgetError
+from ffncompress.models import find_blocks, load_model
+from ffncompress.patcher import base_source
+from ffncompress.plans import Plan
+from ffncompress.scoring import fit_name, fit_some, replacement, shape_of, tensors_of
+from ffncompress.selection import Market, explain, summarise, surprise
+from ffncompress.settings import Budget, PlanSettings
+from ffncompress.survey import size_cap
+from ffncompress.workers import Track, silent, stage
+
+
+def replan(directory: str | Path, settings: PlanSettings, track: Track = silent) -> tuple[Plan, dict[str, Tensor]]:
+    """A plan for another size, from the menus and the moments of an old one.
+
+    Raises:
+        PlanError: the plan's moments were not kept.
+        BudgetError: the budget needs a measurement.
+    """
+    old = Plan.load(directory)
+    size = size_cap(settings, old.base.parameters)
+    if size is None or settings.target_speed or settings.max_delta or settings.blocks or settings.frontier:
+        raise BudgetError(
+            "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
+        )
+    with stage(track, f"loading {old.base.name}"):
+        model = load_model(base_source(old))
+    blocks = find_blocks(model)
+    market = Market(
+        blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
+    )
+    market = market.restricted(Budget.parse(settings.budget).ratio)
+    choice = market.choose(parameters=size - (old.base.parameters - market.full))
+    modules = {}
+    chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
+    for block, option in track(chosen, "fitting stand-ins"):
+        ffn, moments = model.get_submodule(block.path), BlockMoments.named(old.load_moments(directory, block.index))
+        fits = fit_some(block, moments, ffn, [name := fit_name(option)])
+        modules[block.index] = replacement(block, ffn, shape_of(option), fits[name])
+    reasons = explain(market, choice, old.base_perplexity, None)
+    planned = [
+        block.model_copy(update={"choice": option, "reason": reason})
+        for block, option, reason in zip(old.blocks, choice, reasons, strict=True)
+    ]
+    wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
+    summary = summarise(planned, None, [])
+    plan = old.model_copy(update={"blocks": planned, "settings": wanted, "joint": [], "summary": summary})
+    return plan, tensors_of(modules)
