@@ -9,9 +9,10 @@ from typing import Any
 from ffncompress.errors import FfncompressError
 from ffncompress.gate import run_gate
 from ffncompress.plans import PLAN_FILE, Plan
+from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
 from ffncompress.report import GateResult
-from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
+from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
 from ffncompress.workers import Track, Workers, silent
 
 
@@ -55,6 +56,35 @@ def plan(
         made = made.save(output, tensors, moments, overwrite=overwrite)
     workers.wait()
     return made
+
+
+def profile(
+    models: str | list[str],
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    overwrite: bool = False,
+    track: Track = silent,
+    **settings: Any,
+) -> Study:
+    """Measure how linear every FFN of some models is, and write the report folder.
+
+    Args:
+        models: a model as in `plan`, or several.
+        output: the report folder to write; a run that was killed goes on where it was.
+        revision: a Hub revision.
+        trust_remote_code: run code that comes with a model.
+        overwrite: replace an existing report folder; its finished stages are used again.
+        track: wraps each long loop, for a progress bar.
+        **settings: fields of `ProfileSettings`, such as data=["a.txt", "b.txt"], probe=True.
+    """
+    from ffncompress.profiling.report import write_report
+
+    return write_report(
+        [models] if isinstance(models, str) else models, output, _settings(ProfileSettings, settings),
+        revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
+    )  # fmt: skip
 
 
 def compress(

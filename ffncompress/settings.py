@@ -169,6 +169,23 @@ class PlanSettings(_Settings):
         return ", ".join(f"{name} {value}" for name, value in wanted.items() if value)
 
 
+class ProfileSettings(_Settings):
+    """What a study measures. The text's defaults are the paper's setting."""
+
+    data: list[str] = []
+    tokens: int = Field(30_720, ge=256)
+    seq_len: int = Field(128, ge=8)
+    seed: int = 0
+    swaps: bool = True
+    probe: bool = False
+    pitfall: str | None = Field(None, pattern=r"^(worst|\d+)$")
+    cross_feed: bool = False
+    against_random: bool = False
+    revisions: list[str] = []
+    dtype: Dtype = "auto"
+    device: str = "auto"
+
+
 class ApplySettings(_Settings):
     """How a checkpoint is written."""
 

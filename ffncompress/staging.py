@@ -37,7 +37,8 @@ def _ours(target: Path) -> bool:
     """Whether overwriting loses nothing but an earlier output."""
     if not target.is_dir():
         return False
-    return (target / "plan.json").is_file() or (target / "ffncompress").is_dir() or not any(target.iterdir())
+    written = any((target / name).is_file() for name in ("plan.json", "profile.json"))
+    return written or (target / "ffncompress").is_dir() or not any(target.iterdir())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ ORDER = [
     "errors", "recovery", "workers", "settings", "staging", "models", "texts", "calibration", "swaps", "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
     "survey", "planner", "replan", "plugin",
-    "_autoload", "report", "card", "heal", "artifact",
+    "_autoload", "report", "card", "heal", "artifact", "profiling",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip
 

@@ -30,7 +30,7 @@ def _timed(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize("command", ["plan", "apply", "eval", "push", "run", "demo", "show"])
+@pytest.mark.parametrize("command", ["plan", "profile", "apply", "eval", "push", "run", "demo", "show"])
 def test_every_command_explains_itself_within_100_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     out = capsys.readouterr().out

@@ -97,6 +97,51 @@ def plan(
 
 
 @cli.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="The report folder.")
+@click.option("--data", multiple=True, metavar="TEXT", help="A text to profile on; repeat it to compare texts.")
+@click.option("--probe", is_flag=True, help="Fit the rank-16 bilinear probe to every block's residual.")
+@click.option(
+    "--pitfall", metavar="BLOCK", help="Train this block's linear map by SGD and Adam; worst: worst-conditioned."
+)
+@click.option("--cross-feed", is_flag=True, help="Feed each model's FFNs the activations of the others.")
+@click.option("--against-random", is_flag=True, help="Profile the same architecture with fresh weights.")
+@click.option("--revisions", metavar="LIST", help="Checkpoints of training: Hub revisions or folders, by commas.")
+@click.option("--swaps/--no-swaps", default=True, help="Measure what each linear map costs.  [default: swaps]")
+@click.option("--tokens", type=int, default=30_720, show_default=True, help="Of each text; a quarter is held out.")
+@click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of windows, fresh weights and the probe.")
+@click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a MODEL.")
+@_device_options
+@_overwrite
+@_json
+def profile(
+    models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
+    trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Measure how linear every FFN of each MODEL is, and write a report.
+
+    FOLDER/report.html is the report, one file that needs no network; beside it lie profile.json, .csv and .parquet, and
+    figures as PNG and SVG. A run that was killed goes on from its finished stages when it is started again; with
+    --overwrite, a finished report is extended by what is asked for now.
+
+    MODEL and TEXT are as in `ffncompress plan`.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    with console.progress() as track:
+        study = api.profile(
+            list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+        )  # fmt: skip
+    console.print_study(study, to_stderr=json_file == "-")
+    console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
+    console.write_json(json_file, study.model_dump_json(indent=1))
+
+
+@cli.command()
 @click.argument("plan_folder", metavar="PLAN")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="The checkpoint folder.")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
@@ -215,14 +260,21 @@ def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | Non
 
 
 @cli.command()
-@click.argument("folder", metavar="PLAN-or-OUT")
+@click.argument("folder", metavar="FOLDER")
 @_json
 def show(folder: str, json_file: str | None) -> None:
-    """What a plan or a slimmed model is, and why."""
+    """What a plan, a slimmed model or a report is, and why."""
     from ffncompress import artifact
     from ffncompress.cli import console
     from ffncompress.plans import Plan
+    from ffncompress.profiling.records import STUDY_FILE, Study
 
+    if (Path(folder) / STUDY_FILE).is_file():
+        study = Study.load(folder)
+        if json_file != "-":
+            console.print_study(study)
+        console.write_json(json_file, study.model_dump_json(indent=1))
+        return
     is_artifact = artifact.is_artifact(folder)
     made = artifact.read_plan(folder) if is_artifact else Plan.load(folder)
     if json_file != "-":

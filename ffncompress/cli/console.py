@@ -19,6 +19,7 @@ from ffncompress.workers import Track, silent
 
 if TYPE_CHECKING:
     from ffncompress.plans import Option, Plan, Swap
+    from ffncompress.profiling.records import Profile, Study
     from ffncompress.report import GateResult
 
 T = TypeVar("T")
@@ -132,6 +133,59 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
         console.print(Text(_kept(plan)))
     if plan.frontier:
         console.print(_frontier_table(plan))
+
+
+def print_study(study: Study, *, to_stderr: bool = False) -> None:
+    """Every profile as a table, then what they say together, and what each stage took."""
+    console = _console(to_stderr)
+    for profile in study.profiles:
+        console.print(Text(f"{profile.name} ({profile.family}): {profile.provenance}", style="bold"))
+        console.print(Text(f"base perplexity {profile.base_perplexity:.2f}"))
+        console.print(_profile_table(profile, wide=console.width >= 96))
+        if (found := profile.probe) is not None:
+            words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
+            if found.correlation is not None:
+                words += f"; correlation with 1 - R2_lin {found.correlation:+.2f} (p = {found.p_value:.2f})"
+            console.print(Text(words))
+    for pitfall in study.pitfalls:
+        ways = ", ".join(f"{t.optimiser} {t.r2[-1]:.3f}" for t in pitfall.trained)
+        steps = pitfall.trained[0].steps[-1]
+        head = f"{Path(pitfall.model).name}, block {pitfall.block}, condition number {pitfall.condition_number:.0e}"
+        console.print(Text(f"{head}: R2 {pitfall.closed_form:.3f} solved; after {steps:,} steps {ways}"))
+    for agreement in study.agreements:
+        console.print(Text(f"{Path(agreement.model).name}: {agreement.verdict}"))
+    for feed in study.cross_feeds:
+        console.print(Text(f"{feed.model} on {feed.giver}'s activations: {feed.verdict}"))
+    for sentence in study.learned:
+        console.print(Text(sentence))
+    table = _table("stage:text", "seconds", "forward passes")
+    for took in study.stages:
+        table.add_row(took.name, f"{took.seconds:.1f}", "" if took.ratio is None else f"{took.ratio:.2f}")
+    console.print(table)
+
+
+def _profile_table(profile: Profile, *, wide: bool) -> Table:
+    extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
+    swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
+    more = ["swap dPPL"] * swapped + ["probe"] * probed
+    table = _table("block", "R2_lin", "median", *extra, *more, "regime:text")
+    for block in profile.blocks:
+        scores = block.scores
+        ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
+        details = (
+            "/".join(f"{rank:.0f}" for rank in ranks), f"{scores.condition_number:.0e}",
+            f"{scores.unrecovered_share:.4f}",
+        )  # fmt: skip
+        table.add_row(
+            str(block.index),
+            f"{scores.r2_lin:.3f} ±{1.96 * scores.r2_lin_error:.3f}",
+            f"{scores.r2_median_feature:.2f}",
+            *(details if wide else ()),
+            *([_delta(block.swap.delta)] if block.swap else []),
+            *([f"{block.probe.gain:+.3f}"] if block.probe else []),
+            block.regime,
+        )
+    return table
 
 
 def _frontier_table(plan: Plan) -> Table:

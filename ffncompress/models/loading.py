@@ -105,6 +105,31 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: Any = No
     return model.eval()
 
 
+def load_config(source: ModelSource) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        options = (
+            {"gguf_file": source.gguf_file} if source.gguf_file else {"trust_remote_code": source.trust_remote_code}
+        )
+        return AutoConfig.from_pretrained(source.directory, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"{source.name}: its config cannot be read: {_first_line(error)}") from error
+
+
+def load_random(source: ModelSource, *, seed: int, dtype: str = "float32") -> Any:
+    """The same architecture with fresh weights, as its family initialises them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(source)
+    config.quantization_config = None
+    with torch.random.fork_rng(devices=[]), quiet_bars():
+        torch.manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
+    return model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).eval()
+
+
 def load_tokenizer(source: ModelSource) -> Any:
     from transformers import AutoTokenizer
 

@@ -1,0 +1,95 @@
+"""One model's activations through another's FFNs: is a profile the learned map's, or its inputs'?
+
+FFN i of one model is fed what enters FFN i of the other, of the same width: as it is, and moved and stretched so
+that its mean and covariance are those of the inputs that the FFN knows,
+
+    x' = m + C^1/2 D^-1/2 (x - n)
+
+with (m, C) of the FFN's own inputs and (n, D) of the giver's. R2_lin of these outputs is then fitted as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncompress import recovery
+from ffncompress.calibration import Rows, hooked, own_batches, row_taps
+from ffncompress.corpus import Corpus
+from ffncompress.models import Block
+from ffncompress.profiling.measure import Linear
+from ffncompress.recovery import Moments
+from ffncompress.workers import Track, Workers, silent
+
+FLOOR = 1e-6  # of the mean eigenvalue: what the giver's inputs never do is not blown up
+
+
+@torch.inference_mode()
+def cross_feed(
+    giver: Any,
+    giver_blocks: Sequence[Block],
+    given: Sequence[Linear],
+    taker: Any,
+    taker_blocks: Sequence[Block],
+    known: Sequence[Linear],
+    corpus: Corpus,
+    workers: Workers,
+    track: Track = silent,
+) -> list[tuple[float, float]]:
+    """(raw, matched) R2_lin of each of the taker's FFNs on the giver's activations."""
+    pairs = list(zip(giver_blocks, given, taker_blocks, known, strict=False))
+    feeds = []
+    for block, source, own, target in pairs:
+        sets = [[Moments.zeros(own.d_in, own.d_out, full_yy=False) for _ in range(2)] for _ in range(2)]
+        feeds.append((block, taker.get_submodule(own.path), sets, source, matching(source, target), target.mean))
+    for held_out, windows in enumerate((corpus.fit, corpus.choose)):
+        for _, batch in track(own_batches(windows, workers), "cross-feeding"):
+            taps = [tap for feed in feeds for tap in row_taps(feed[0], _feeder(held_out, *feed[1:]))]
+            with hooked(giver, taps):
+                giver.base_model(input_ids=batch, use_cache=False)
+    return [(_r2(*sets[0]), _r2(*sets[1])) for _, _, sets, *_ in feeds]
+
+
+def matching(source: Linear, target: Linear) -> Tensor:
+    """The matrix T with x' - m = T (x - n): it gives the source's inputs the target's covariance."""
+    return _power(target.covariance, 0.5) @ _power(source.covariance, -0.5)
+
+
+def _power(covariance: Tensor, power: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp_min(FLOOR * values.mean())
+    result: Tensor = vectors * values**power @ vectors.T
+    return result
+
+
+def _feeder(held_out: int, ffn: Any, sets: list[list[Moments]], source: Linear, matrix: Tensor, mean: Tensor) -> Any:
+    def feed(rows: Rows) -> None:
+        weight = next(ffn.parameters())
+        x = rows.x.double().cpu()
+        for own, inputs in zip(sets, (x, mean + (x - source.mean) @ matrix.T), strict=True):
+            y = ffn(inputs.to(weight)[None])[0]
+            own[held_out].update_(inputs, y.double().cpu())
+
+    return feed
+
+
+def _r2(fit: Moments, held_out: Moments) -> float:
+    return recovery.r2(recovery.fit_linear(fit, held_out), held_out)
+
+
+def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float], giver: Sequence[float]) -> str:
+    """Whether R2_lin goes with the map or with its inputs: which of the two profiles a cross-fed one is nearer to."""
+
+    def apart(a: Sequence[float], b: Sequence[float]) -> float:
+        return fmean(abs(p - q) for p, q in zip(a, b, strict=True))
+
+    sentences = []
+    for name, fed in (("raw", raw), ("matched", matched)):
+        to_own, to_giver = apart(fed, own), apart(fed, giver)
+        side = "its own profile: the map decides" if to_own < to_giver else "the giver's: the inputs decide"
+        sentences.append(f"fed {name} activations it is nearer to {side} ({to_own:.3f} against {to_giver:.3f})")
+    return "; ".join(sentences)

@@ -1,0 +1,123 @@
+"""One model on one text: every block's profile from one forward pass, and what needs another look.
+
+Moments give R2_lin at every rank, feature by feature, and all spectra. The interval of R2_lin leaves out whole
+sequences, so it takes a second pass over the held-out quarter, which measures the base's perplexity too; swaps re-run
+a few of its windows from the swapped layer on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ffncompress import recovery
+from ffncompress.calibration import collect_moments, in_passes
+from ffncompress.corpus import Corpus
+from ffncompress.forecast import delta_perplexity
+from ffncompress.models import Block
+from ffncompress.profiling.records import BlockScores, Regime, Swapped
+from ffncompress.recovery import LinearFit
+from ffncompress.scoring import linear_scores, replacement, whole_map
+from ffncompress.swaps import measure_base, measure_swaps, perplexity
+from ffncompress.workers import Track, Workers, silent
+
+LINEAR = 0.7  # R2_lin from which a block is called linear at all
+FEW, NEAR_ONE = 64, 2.0  # an effective rank is few below d_out / 64, and in a narrow model below 2
+GAP = 0.25  # the median feature's R2 so far below the pooled one is far below
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+SWAP_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A block's linear map and the statistics of its input."""
+
+    fit: LinearFit
+    mean: Tensor  # [d_in]
+    covariance: Tensor  # [d_in, d_in]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the passes over a model gave."""
+
+    scores: list[BlockScores]
+    linear: list[Linear]
+    base_perplexity: float
+
+
+def measure_blocks(
+    model: Any, blocks: list[Block], corpus: Corpus, workers: Workers, track: Track = silent
+) -> Measured:
+    """The scores of every block, its linear map, and the model's perplexity on the held-out windows."""
+    found: list[dict[str, Any]] = []
+    linear: list[Linear] = []
+    for group in in_passes(blocks, inner=False):
+        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track, inner=False)
+        for block in track(group, "fitting linear maps"):
+            own = moments.pop(0)
+            plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
+            by_rank, scores = linear_scores(block, own, plain, stream)
+            covariance = own.fit.covariance_x()
+            features = recovery.feature_r2(plain, own.held_out)
+            outputs = recovery.spectrum_of(own.held_out.covariance_y())
+            more = {
+                "r2_by_rank": by_rank.tolist(),
+                "r2_quantiles": {f"{100 * q:g}%": features.quantile(q).item() for q in QUANTILES},
+                "participation_input": recovery.participation_ratio(recovery.spectrum_of(covariance)),
+                "participation_output": recovery.participation_ratio(outputs),
+                "participation_map": recovery.participation_ratio(plain.energies),
+                "dynamic_range": recovery.dynamic_range(covariance),
+            }
+            found.append(scores | more)
+            linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
+    losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, workers, track)
+    bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
+    complete = [BlockScores(**each, r2_lin_error=bar) for each, bar in zip(found, bars, strict=True)]
+    return Measured(complete, linear, perplexity(losses))
+
+
+def regime_of(scores: BlockScores, d_out: int) -> tuple[Regime, str]:
+    """Which of the three regimes a block is in, and the rule that says so."""
+    pooled, median, rank = scores.r2_lin, scores.r2_median_feature, scores.effective_rank_output
+    if not pooled >= LINEAR:
+        return "nonlinear", f"R2_lin {pooled:.3f} is below {LINEAR}"
+    high = f"R2_lin {pooled:.3f} is at least {LINEAR}"
+    few = max(NEAR_ONE, d_out / FEW)
+    if rank < few:
+        return (
+            "outlier-dominated",
+            f"{high}, but the output's effective rank {rank:.1f} is below d_out/{FEW} = {few:.1f}",
+        )
+    if pooled - median > GAP:
+        return "outlier-dominated", f"{high}, but the median feature's {median:.3f} is more than {GAP} below it"
+    return (
+        "broadly linear",
+        f"{high}, so is the median feature's {median:.3f} (within {GAP}), and the rank is {rank:.0f}",
+    )
+
+
+def swap_linear(
+    model: Any,
+    blocks: list[Block],
+    linear: Sequence[Linear],
+    windows: Tensor,
+    base: float,
+    workers: Workers,
+    track: Track = silent,
+) -> list[Swapped]:
+    """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
+    windows = windows[: max(2, SWAP_TOKENS // windows.shape[1])]
+    maps = [
+        replacement(block, model.get_submodule(block.path), whole_map(block), each.fit)
+        for block, each in zip(blocks, linear, strict=True)
+    ]
+    found = []
+    for rises in measure_swaps(model, blocks, maps, windows, workers, track):
+        delta = delta_perplexity(base, rises.mean().item())
+        error = (base + delta) * (rises.std() / len(rises) ** 0.5).item()
+        found.append(Swapped(delta=delta, error=error, tokens=windows.numel()))
+    return found

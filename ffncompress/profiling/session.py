@@ -1,0 +1,179 @@
+"""One model on one text: every stage that a study asks of it, each from disk where it was finished before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffncompress.errors import BudgetError
+from ffncompress.models import count_parameters
+from ffncompress.profiling.agreement import summarise_probes
+from ffncompress.profiling.measure import Linear, measure_blocks, regime_of, swap_linear
+from ffncompress.profiling.pitfall import train_layers
+from ffncompress.profiling.probing import captured, probe_blocks
+from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile, StageTime, Swapped
+from ffncompress.profiling.stages import Stages
+from ffncompress.profiling.subjects import Subject
+from ffncompress.recovery import LinearFit
+
+
+class Session:
+    """A subject and a text."""
+
+    def __init__(self, subject: Subject, text: str, stages: Stages) -> None:
+        self.subject, self.text, self.stages = subject, text, stages
+        self.settings, self.corpus = subject.settings, subject.corpus(text)
+        self.facts = {
+            **subject.facts,
+            "fit": self.corpus.fit_text[0].sha256,
+            "held_out": self.corpus.choose_text[0].sha256,
+            "windows": [*self.corpus.fit.shape, *self.corpus.choose.shape],
+            "window_seed": self.settings.seed,
+            "dtype": self.settings.dtype,
+        }
+        self._linear: list[Linear] | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.subject.name}, {Path(self.text).name}"
+
+    def profile(self) -> Profile:
+        """Every block of the model on this text."""
+        subject, settings = self.subject, self.settings
+        self.forward = self._do("one forward pass", float, lambda: subject.forward_seconds(self.text), None)
+        # the stage loaded the model too and timed only a part: what counts is what it found
+        name = self.stages.times[-1].name
+        self.stages.times[-1] = StageTime(name=name, seconds=self.forward, forward_seconds=self.forward)
+        first: Profile = self._do("scores", Profile, self._measure)
+        swaps: list[Swapped | None] = [None] * len(first.blocks)
+        probes: list[Probe | None] = [None] * len(first.blocks)
+        if settings.swaps and not subject.variant:
+            swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
+        summary = None
+        if settings.probe and not subject.variant:
+            found = self._do("probe", list[Probe], self._probe)
+            summary, probes = summarise_probes(found, first.r2), list(found)
+        blocks = [
+            block.model_copy(update={"swap": swap, "probe": probe})
+            for block, swap, probe in zip(first.blocks, swaps, probes, strict=True)
+        ]
+        return first.model_copy(update={"blocks": blocks, "probe": summary})
+
+    def pitfall(self, profile: Profile) -> Pitfall:
+        """One block's linear map, trained and in closed form."""
+        asked, count = self.settings.pitfall, len(profile.blocks)
+        if asked == "worst":
+            index = max(range(count), key=lambda i: profile.blocks[i].scores.condition_number)
+        else:
+            index = int(asked or 0)
+        if index >= count:
+            raise BudgetError(f"block {index} is not there: this model's blocks are 0 to {count - 1}")
+        return self._do(f"pitfall of block {index}", Pitfall, lambda: self._train(profile, index))  # type: ignore[no-any-return]
+
+    def linear(self) -> list[Linear]:
+        """The linear maps: of this run, or of the one that was killed."""
+        if self._linear is None:
+            self._linear = _unpacked(self.stages.tensors("maps", self.facts, lambda: _packed(self._maps())))
+        return self._linear
+
+    def _do(self, what: str, kind: Any, make: Any, forward: Any = ...) -> Any:
+        seconds = self.forward if forward is ... else forward
+        return self.stages.do(f"{self.label}: {what}", self.facts, kind, make, seconds)
+
+    def _maps(self) -> list[Linear]:
+        subject = self.subject
+        return measure_blocks(subject.model, subject.blocks, self.corpus, subject.workers, subject.track).linear
+
+    def _measure(self) -> Profile:
+        subject, corpus, settings = self.subject, self.corpus, self.settings
+        found = measure_blocks(subject.model, subject.blocks, corpus, subject.workers, subject.track)
+        self._linear = found.linear
+        if settings.swaps or settings.probe or settings.pitfall or settings.cross_feed:
+            self.stages.tensors("maps", self.facts, lambda: _packed(found.linear))
+        blocks = []
+        for block, scores in zip(subject.blocks, found.scores, strict=True):
+            regime, rule = regime_of(scores, block.d_out)
+            blocks.append(
+                BlockProfile(
+                    index=block.index, path=block.path, parameters=block.parameters, d_in=block.d_in,
+                    d_inner=block.d_inner, d_out=block.d_out, scores=scores, regime=regime, rule=rule,
+                )
+            )  # fmt: skip
+        return Profile(
+            model=subject.source.name,
+            variant=subject.variant,
+            family=subject.model.config.model_type,
+            fingerprint=subject.facts["weights"],
+            parameters=count_parameters(subject.model),
+            text=self.text,
+            fit_tokens=corpus.fit.numel(),
+            held_out_tokens=corpus.choose.numel(),
+            context=settings.seq_len,
+            seed=settings.seed,
+            fit_text=corpus.fit_text[0],
+            held_out_text=corpus.choose_text[0],
+            base_perplexity=found.base_perplexity,
+            blocks=blocks,
+        )
+
+    def _swap(self, base: float) -> list[Swapped]:
+        subject = self.subject
+        return swap_linear(
+            subject.model, subject.blocks, self.linear(), self.corpus.choose, base, subject.workers, subject.track
+        )
+
+    def _probe(self) -> list[Probe]:
+        subject = self.subject
+        return probe_blocks(
+            subject.model, subject.blocks, self.linear(), self.corpus, subject.workers, self.settings.seed,
+            subject.track,
+        )  # fmt: skip
+
+    def _train(self, profile: Profile, index: int) -> Pitfall:
+        subject, corpus = self.subject, self.corpus
+        block = [subject.blocks[index]]
+        rows = []
+        for windows in (corpus.fit, corpus.choose):
+            ((_, [pair]),) = captured(subject.model, block, windows, subject.workers, subject.track)
+            rows += [part.flatten(0, 1) for part in pair]
+        scores = profile.blocks[index].scores
+        return Pitfall(
+            model=profile.model,
+            text=self.text,
+            block=index,
+            condition_number=scores.condition_number,
+            dynamic_range=scores.dynamic_range,
+            closed_form=scores.r2_lin,
+            fit_rows=len(rows[0]),
+            held_out_rows=len(rows[2]),
+            context=profile.context,
+            seed=profile.seed,
+            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed),
+        )
+
+
+def _packed(linear: list[Linear]) -> dict[str, Tensor]:
+    """Linear maps as named tensors."""
+    named: dict[str, Tensor] = {}
+    for i, each in enumerate(linear):
+        parts = {"weight": each.fit.weight, "x0": each.fit.x0, "y0": each.fit.y0, "directions": each.fit.directions}
+        parts |= {"energies": each.fit.energies, "ridge": torch.tensor(each.fit.ridge, dtype=torch.float64)}
+        parts |= {"mean": each.mean, "covariance": each.covariance}
+        named |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
+    return named
+
+
+def _unpacked(named: dict[str, Tensor]) -> list[Linear]:
+    count = 1 + max(int(name.split(".")[0]) for name in named)
+    found = []
+    for i in range(count):
+        own = {name.split(".")[1]: tensor for name, tensor in named.items() if name.startswith(f"{i}.")}
+        directions = own["directions"]  # a plain map's readings are its directions
+        fit = LinearFit(
+            own["weight"], own["x0"], own["y0"], directions, directions, own["energies"], own["ridge"].item()
+        )
+        found.append(Linear(fit, own["mean"], own["covariance"]))
+    return found

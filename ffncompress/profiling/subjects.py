@@ -1,0 +1,164 @@
+"""What a study looks at: models as they are, their random twins, and their checkpoints along training."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ffncompress.calibration import check_enough_rows, own_batches
+from ffncompress.corpus import Corpus, gather_text
+from ffncompress.errors import FfncompressError, ModelError
+from ffncompress.models import (
+    Block,
+    ModelSource,
+    find_blocks,
+    find_model,
+    load_config,
+    load_model,
+    load_random,
+    load_tokenizer,
+)
+from ffncompress.settings import PlanSettings, ProfileSettings
+from ffncompress.texts import PYTHON_DOCS
+from ffncompress.workers import Track, Workers, stage
+
+RANDOM = "random"
+FORWARD_BATCHES = 6  # that a bare forward pass is timed on, after one to warm up
+
+
+@dataclass
+class Subject:
+    """One model under study; loaded when a stage first needs it."""
+
+    source: ModelSource
+    variant: str
+    settings: ProfileSettings
+    workers: Workers
+    track: Track
+    _corpora: dict[str, Corpus] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return Path(self.source.name).name + (f" ({self.variant})" if self.variant else "")
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What this model is, for a stage's key."""
+        seed = {"seed": self.settings.seed} if self.variant == RANDOM else {}
+        return {"weights": self.source.fingerprint(), "variant": self.variant, **seed}
+
+    @cached_property
+    def config(self) -> Any:
+        return load_config(self.source)
+
+    @cached_property
+    def model(self) -> Any:
+        with stage(self.track, f"loading {self.name}"):
+            dtype, where = self.workers.dtype(self.settings.dtype), self.workers.device_map
+            if self.variant == RANDOM:
+                return load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.workers.device)
+            return load_model(self.source, dtype=dtype, device_map=where)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.source)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return find_blocks(self.model)
+
+    def unload(self) -> None:
+        """Let the model go; it is loaded again where a later stage needs it."""
+        self.__dict__.pop("model", None)
+
+    @property
+    def texts(self) -> list[str]:
+        """What it is profiled on; what a model is compared with sees the first text only."""
+        texts = self.settings.data or ["wikitext" if self.source.is_hub else PYTHON_DOCS]
+        return texts[:1] if self.variant else texts
+
+    def corpus(self, text: str) -> Corpus:
+        """The windows of one text."""
+        if text not in self._corpora:
+            wanted = self.settings
+            longest = getattr(self.config, "max_position_embeddings", None) or wanted.seq_len
+            if wanted.seq_len > longest:
+                raise ModelError(
+                    f"{self.name}: a window of {wanted.seq_len} tokens is more than its {longest}; lower --seq-len"
+                )
+            plan = PlanSettings(data=[text], tokens=wanted.tokens, seq_len=wanted.seq_len, seed=wanted.seed)
+            with stage(self.track, f"reading {text}"):
+                self._corpora[text] = gather_text(self.source, plan, self.tokenizer, wanted.seq_len)
+        return self._corpora[text]
+
+    @torch.inference_mode()
+    def forward_seconds(self, text: str) -> float:
+        """One bare forward pass over all windows of a text, measured on some of them."""
+        corpus = self.corpus(text)
+        check_enough_rows(self.blocks, corpus.fit.numel())
+        batches = [batch for _, batch in own_batches(corpus.fit, self.workers)][: FORWARD_BATCHES + 1]
+        self.model(input_ids=batches[0], use_cache=False)
+        timed = batches[1:] or batches
+        start = time.perf_counter()
+        for batch in self.track(timed, "timing a forward pass"):
+            self.model(input_ids=batch, use_cache=False)
+        seconds = time.perf_counter() - start
+        tokens = corpus.fit.numel() + corpus.choose.numel()
+        return seconds * tokens / sum(batch.numel() for batch in timed)
+
+
+def find_subjects(
+    models: list[str],
+    settings: ProfileSettings,
+    workers: Workers,
+    track: Track,
+    *,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> list[Subject]:
+    """The models, each followed by what it is compared with.
+
+    Raises:
+        FfncompressError: a model is missing, or two of the wishes do not go together.
+    """
+    if settings.revisions and len(models) > 1:
+        raise FfncompressError("--revisions are of one model; give one, or each model a run of its own")
+
+    def subject(source: ModelSource, variant: str = "") -> Subject:
+        return Subject(source, variant, settings, workers, track)
+
+    found = []
+    for name in models:
+        source = find_model(name, revision=revision, trust_remote_code=trust_remote_code)
+        for step in settings.revisions:
+            at = find_model(step) if Path(step).is_dir() else find_model(name, revision=step)
+            own = ModelSource(source.name, at.directory, at.gguf_file, at.revision, at.is_hub, trust_remote_code)
+            found.append(subject(own, Path(step).name))
+        if settings.against_random:
+            found.append(subject(source, RANDOM))
+        found.append(subject(source))
+    names = [each.name for each in found]
+    if len(set(names)) < len(names):
+        raise FfncompressError(f"two models are called {max(names, key=names.count)}; rename one of the folders")
+    if settings.cross_feed:
+        _check_widths(found)
+    return found
+
+
+def _check_widths(subjects: list[Subject]) -> None:
+    widths = {each.name: each.config.hidden_size for each in fed(subjects)}
+    if len(widths) < 2:
+        raise FfncompressError("--cross-feed needs two models of one width; give another, or add --against-random")
+    if len(set(widths.values())) > 1:
+        told = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise FfncompressError(f"--cross-feed needs models of one width, and these are {told} wide; leave some out")
+
+
+def fed(subjects: list[Subject]) -> list[Subject]:
+    """Those that are cross-fed: models as they are, and random twins."""
+    return [each for each in subjects if each.variant in ("", RANDOM)]
