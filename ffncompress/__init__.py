@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "FfncompressError",
@@ -26,12 +26,13 @@ __all__ = [
     "load",
     "patched",
     "plan",
+    "profile",
     "push",
     "run",
 ]
 
 if TYPE_CHECKING:
-    from ffncompress.api import compress, evaluate, plan, push, run
+    from ffncompress.api import compress, evaluate, plan, profile, push, run
     from ffncompress.artifact import load
     from ffncompress.errors import FfncompressError
     from ffncompress.patcher import apply_, patched
@@ -46,6 +47,7 @@ _HOMES = {
     "load": "ffncompress.artifact",
     "patched": "ffncompress.patcher",
     "plan": "ffncompress.api",
+    "profile": "ffncompress.api",
     "push": "ffncompress.api",
     "run": "ffncompress.api",
 }

@@ -9,7 +9,7 @@ import sys
 import ffncompress
 
 SURFACE = {
-    "FfncompressError", "Plan", "apply_", "compress", "evaluate", "load", "patched", "plan", "push", "run",
+    "FfncompressError", "Plan", "apply_", "compress", "evaluate", "load", "patched", "plan", "profile", "push", "run",
 }  # fmt: skip
 
 

@@ -134,6 +134,7 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
 def test_everything_that_was_asked_for_is_there(study: Path) -> None:
     found = Study.load(study)
     assert [p.variant for p in found.profiles] == ["random", "", ""]
+    assert [p.probe is not None for p in found.profiles] == [False, True, False]  # on the first text
     assert len(found.agreements) == 1
     assert len(found.cross_feeds) == 2
     assert len(found.learned) == 1

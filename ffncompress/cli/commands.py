@@ -100,7 +100,7 @@ def plan(
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="The report folder.")
 @click.option("--data", multiple=True, metavar="TEXT", help="A text to profile on; repeat it to compare texts.")
-@click.option("--probe", is_flag=True, help="Fit the rank-16 bilinear probe to every block's residual.")
+@click.option("--probe", is_flag=True, help="Fit the rank-16 bilinear probe to every block, on the first text.")
 @click.option(
     "--pitfall", metavar="BLOCK", help="Train this block's linear map by SGD and Adam; worst: worst-conditioned."
 )

@@ -150,7 +150,7 @@ def draw_probe(study: Study) -> Figure | None:
     axes.set_xlabel("1 - R2_lin")
     axes.set_ylabel("gain of the rank-16 bilinear probe")
     axes.legend(frameon=False, fontsize=8)
-    return _titled(figure, "What one product could recover", shown)
+    return _titled(figure, "What sixteen products could recover", shown)
 
 
 def draw_pitfall(study: Study) -> Figure | None:

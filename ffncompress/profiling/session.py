@@ -53,7 +53,7 @@ class Session:
         if settings.swaps and not subject.variant:
             swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
         summary = None
-        if settings.probe and not subject.variant:
+        if settings.probe and not subject.variant and self.text == subject.texts[0]:
             found = self._do("probe", list[Probe], self._probe)
             summary, probes = summarise_probes(found, first.r2), list(found)
         blocks = [
