@@ -171,7 +171,9 @@ def test_what_is_printed_fits_and_show_prints_it_again(study: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["schema_version"] == 1
 
 
-def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def killed(*_args: object, **_kwargs: object) -> None:
         raise KeyboardInterrupt
 
@@ -181,8 +183,9 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp_path / "report"
     with monkeypatch.context() as patch:
         patch.setattr(session_module, "swap_linear", killed)
-        with pytest.raises(KeyboardInterrupt):
-            api.profile("demo", folder, **SMALL)
+        words = ["--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]  # as in SMALL
+        assert run(["profile", "demo", "-o", str(folder), *words]) == 130
+        assert "run it again to go on" in capsys.readouterr().err
     assert not folder.exists()
     monkeypatch.setattr(session_module, "measure_blocks", repeated)
     first = api.profile("demo", folder, **SMALL)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import click
 
-from ffncompress.cli.commands import cli
+from ffncompress.cli.commands import INTERRUPTED, cli
 from ffncompress.errors import FfncompressError
 
-_FAILED, _INTERRUPTED = 2, 130
+_FAILED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted; nothing half-written was left behind")
-        return _INTERRUPTED
+        return INTERRUPTED
     except FfncompressError as error:
         _say(str(error))
         return _FAILED

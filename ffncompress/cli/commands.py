@@ -11,6 +11,7 @@ import click
 
 from ffncompress import __version__
 
+INTERRUPTED = 130
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
 
 
@@ -119,7 +120,7 @@ def plan(
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Measure how linear every FFN of each MODEL is, and write a report.
 
     FOLDER/report.html is the report, one file that needs no network; beside it lie profile.json, .csv and .parquet, and
@@ -131,14 +132,19 @@ def profile(
     from ffncompress import api
     from ffncompress.cli import console
 
-    with console.progress() as track:
-        study = api.profile(
-            list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
-        )  # fmt: skip
+    try:
+        with console.progress() as track:
+            study = api.profile(
+                list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+                track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        console.say(f"interrupted; run it again to go on: finished stages are in {output}.partial", to_stderr=True)
+        return INTERRUPTED
     console.print_study(study, to_stderr=json_file == "-")
     console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
     console.write_json(json_file, study.model_dump_json(indent=1))
+    return 0
 
 
 @cli.command()
