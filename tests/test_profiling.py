@@ -21,13 +21,13 @@ from ffncompress import api
 from ffncompress.cli import run
 from ffncompress.errors import FfncompressError
 from ffncompress.models import find_blocks, find_model, load_model, load_random
+from ffncompress.profiling import pitfall
 from ffncompress.profiling import session as session_module
 from ffncompress.profiling.agreement import agreements, distance, learned
 from ffncompress.profiling.bilinear import fit_bilinear
-from ffncompress.profiling.crossfeed import matching
+from ffncompress.profiling.crossfeed import matching, verdict
 from ffncompress.profiling.measure import Linear
 from ffncompress.profiling.page import render
-from ffncompress.profiling.pitfall import train_layers
 from ffncompress.profiling.probing import captured
 from ffncompress.profiling.records import Study
 from ffncompress.recovery import LinearFit, Moments, fit_linear
@@ -71,19 +71,11 @@ def study(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pages.write_text(
         "".join(f"{i} is {'even' if i % 2 == 0 else 'odd'}, and {i} + 1 is {i + 1}.\n" for i in range(6000))
     )
-    words = [
-        "profile",
-        str(planted),
-        "-o",
-        str(folder),
-        "--data",
-        "python-docs",
-        "--data",
-        str(pages),
-        "--tokens",
-        "8192",
-    ]
-    assert run([*words, "--probe", "--pitfall", "0", "--against-random", "--cross-feed"]) == 0
+    texts = ["--data", "python-docs", "--data", str(pages), "--tokens", "8192"]
+    wishes = ["--probe", "--pitfall", "0", "--against-random", "--cross-feed"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pitfall, "STEPS", 200)
+        assert run(["profile", str(planted), "-o", str(folder), *texts, *wishes]) == 0
     return folder
 
 
@@ -248,14 +240,15 @@ def test_a_probe_of_noise_stays_at_the_linear_map() -> None:
     assert (y[2500:] - probe(x[2500:])).square().sum().item() == pytest.approx(linear.item(), rel=0.01)
 
 
-def test_gradient_descent_misses_what_the_closed_form_finds() -> None:
+def test_gradient_descent_misses_what_the_closed_form_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """On white inputs both optimisers arrive; on ill-conditioned ones SGD is far behind after as many steps."""
+    monkeypatch.setattr(pitfall, "STEPS", 500)
     torch.manual_seed(0)
     white, weight = torch.randn(3000, 16), torch.randn(16, 8)
     scales = torch.logspace(0, -2, 16)
     for x, map_, arrives in ((white, weight, True), (white * scales, weight / scales[:, None], False)):
         y = x @ map_
-        sgd, _ = train_layers(x[:2500], y[:2500], x[2500:], y[2500:], seed=0)
+        sgd, _ = pitfall.train_layers(x[:2500], y[:2500], x[2500:], y[2500:], seed=0)
         assert (sgd.r2[-1] > 0.99) == arrives
 
 
@@ -275,6 +268,13 @@ def test_a_model_fed_its_own_activations_keeps_its_profile(tiny_folder, tmp_path
     for block in found.cross_feeds[0].blocks:
         assert block.raw == pytest.approx(block.own, abs=1e-9)
         assert block.matched == pytest.approx(block.own, abs=1e-4)
+
+
+def test_whose_profile_a_cross_fed_one_is() -> None:
+    own, giver, neither = [0.9, 0.8], [0.3, 0.2], [0.1, 0.9]
+    assert "the map decides" in verdict(own, [0.85, 0.8], own, giver)
+    assert "the inputs decide" in verdict(own, [0.35, 0.2], own, giver)
+    assert "raw activations it is near neither" in verdict(own, neither, own, giver)
 
 
 def test_verdicts(study: Path) -> None:

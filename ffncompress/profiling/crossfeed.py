@@ -82,7 +82,10 @@ def _r2(fit: Moments, held_out: Moments) -> float:
 
 
 def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float], giver: Sequence[float]) -> str:
-    """Whether R2_lin goes with the map or with its inputs: which of the two profiles a cross-fed one is nearer to."""
+    """Whether R2_lin goes with the map or with its inputs: which of the two profiles a cross-fed one is near.
+
+    Near is less than half the way between the two.
+    """
 
     def apart(a: Sequence[float], b: Sequence[float]) -> float:
         return fmean(abs(p - q) for p, q in zip(a, b, strict=True))
@@ -90,6 +93,15 @@ def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float]
     sentences = []
     for name, fed in (("raw", raw), ("matched", matched)):
         to_own, to_giver = apart(fed, own), apart(fed, giver)
-        side = "its own profile: the map decides" if to_own < to_giver else "the giver's: the inputs decide"
-        sentences.append(f"fed {name} activations it is nearer to {side} ({to_own:.3f} against {to_giver:.3f})")
+        if min(to_own, to_giver) > apart(own, giver) / 2:
+            side = "near neither profile"
+        else:
+            side = (
+                "near its own profile, so the map decides"
+                if to_own < to_giver
+                else "near the giver's, so the inputs decide"
+            )
+        sentences.append(
+            f"fed {name} activations it is {side} ({to_own:.3f} from its own, {to_giver:.3f} from the giver's)"
+        )
     return "; ".join(sentences)
