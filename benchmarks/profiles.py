@@ -1,6 +1,6 @@
 """The study of smollm2, stories15m and the embedded model, each with everything, as Markdown.
 
-    python benchmarks/profiles.py MODELS DATA OUT [--only demo]
+    python benchmarks/profiles.py MODELS DATA OUT [--only demo] [--no-cross-feed]
 
 A report folder for each lands in OUT. smollm2 is profiled on WikiText-2 train, web pages and books; stories15m on
 stories, and web and books, which it never saw; the embedded model on python-docs, web and books. Each stage's time
@@ -67,6 +67,7 @@ def main() -> None:
     for name in ("models", "data", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--only", choices=list(FIRST_TEXT))
+    parser.add_argument("--no-cross-feed", action="store_true", help="twice as quick")
     options = parser.parse_args()
     for name in [options.only] if options.only else FIRST_TEXT:
         first = FIRST_TEXT[name]
@@ -74,7 +75,7 @@ def main() -> None:
         texts += [str(options.data / "domains" / text) for text in ("web.txt", "books.txt")]
         study = profile(
             name if name == "demo" else str(options.models / name), options.out / name, overwrite=True, data=texts,
-            probe=True, pitfall="worst", against_random=True, cross_feed=True,
+            probe=True, pitfall="worst", against_random=True, cross_feed=not options.no_cross_feed,
         )  # fmt: skip
         print(f"\n{story(study)}", flush=True)
 

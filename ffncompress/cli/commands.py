@@ -108,7 +108,9 @@ def plan(
 @click.option("--cross-feed", is_flag=True, help="Feed each model's FFNs the activations of the others.")
 @click.option("--against-random", is_flag=True, help="Profile the same architecture with fresh weights.")
 @click.option("--revisions", metavar="LIST", help="Checkpoints of training: Hub revisions or folders, by commas.")
-@click.option("--swaps/--no-swaps", default=True, help="Measure what each linear map costs.  [default: swaps]")
+@click.option(
+    "--swaps/--no-swaps", default=True, help="Measure linear maps in place, on the first text.  [default: swaps]"
+)
 @click.option("--tokens", type=int, default=30_720, show_default=True, help="Of each text; a quarter is held out.")
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of windows, fresh weights and the probe.")

@@ -22,7 +22,7 @@ from torch import Tensor
 from ffncompress.recovery import LinearFit
 
 RANK = 16
-ROUNDS, STEPS, PATIENCE = 15, 10, 3  # of L-BFGS: rounds of steps, and rounds without a gain before it ends
+ROUNDS, STEPS, PATIENCE = 10, 10, 2  # of L-BFGS: rounds of steps, and rounds without a gain before it ends
 WHITEN_FLOOR = 1e-3  # of a correlation matrix's mean eigenvalue: directions of next to no variance stay small
 LINEAR_RIDGES = (1e-6, 1e-3, 1e-2, 1e-1)
 RIDGE = 1e-6  # of the products
@@ -75,12 +75,15 @@ def fit_bilinear(fit: LinearFit, x: Tensor, y: Tensor, stop_x: Tensor, stop_y: T
     total = residual.square().sum().clamp_min(1e-30)
 
     def loss() -> Tensor:
+        """|r - phi U|^2 / |r|^2 at the best U, and its gradient, which needs no matrix as large as r."""
         optimiser.zero_grad()
         phi, _, _ = white.products(pair)
         with torch.no_grad():
             out = _solve(phi, residual)
-        value = (residual - phi @ out).square().sum() / total
-        value.backward()  # type: ignore[no-untyped-call]
+            towards = residual @ out.T
+            pull = towards - phi @ (out @ out.T)  # (r - phi U) U'
+            value = 1 - (phi * (pull + towards)).sum() / total
+        (-2 * (phi * pull).sum() / total).backward()  # type: ignore[no-untyped-call]
         return value
 
     def error(found: Bilinear) -> float:

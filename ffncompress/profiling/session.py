@@ -50,10 +50,11 @@ class Session:
         first: Profile = self._do("scores", Profile, self._measure)
         swaps: list[Swapped | None] = [None] * len(first.blocks)
         probes: list[Probe | None] = [None] * len(first.blocks)
-        if settings.swaps and not subject.variant:
+        closer = not subject.variant and self.text == subject.texts[0]  # what costs more than a pass, once a model
+        if settings.swaps and closer:
             swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
         summary = None
-        if settings.probe and not subject.variant and self.text == subject.texts[0]:
+        if settings.probe and closer:
             found = self._do("probe", list[Probe], self._probe)
             summary, probes = summarise_probes(found, first.r2), list(found)
         blocks = [
