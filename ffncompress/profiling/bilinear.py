@@ -7,8 +7,9 @@ Beside the linear map stands one layer of degree 2 and rank k,
 For given A and B the rest is a least-squares solution, so only A and B are searched (variable projection: at the
 optimal U the gradient is the one with U held fixed): the products are freed of their own linear part, and U explains
 what W left. x is whitened, or the search would crawl along the inputs' large directions. It begins with no products,
-at the linear ceiling, and ends where sequences kept for that purpose say so; they also say with which ridge the linear
-map is fitted to what the products leave, or whether it stays. What was found is measured on other sequences still.
+at the linear ceiling, and ends where sequences kept for that purpose say so; they also say how much of the products to
+believe, and with which ridge the linear map is fitted to what they leave. What was found is measured on other
+sequences still.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch import Tensor
 from ffncompress.recovery import LinearFit
 
 RANK = 16
-ROUNDS, STEPS, PATIENCE = 10, 10, 2  # of L-BFGS: rounds of steps, and rounds without a gain before it ends
+ROUNDS, STEPS, PATIENCE = 25, 4, 5  # of L-BFGS: rounds of steps, and rounds without a gain before it ends
+MEMORY = 10  # past steps that L-BFGS learns the curvature from
 WHITEN_FLOOR = 1e-3  # of a correlation matrix's mean eigenvalue: directions of next to no variance stay small
 LINEAR_RIDGES = (1e-6, 1e-3, 1e-2, 1e-1)
 RIDGE = 1e-6  # of the products
@@ -71,7 +73,7 @@ def fit_bilinear(fit: LinearFit, x: Tensor, y: Tensor, stop_x: Tensor, stop_y: T
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(2, x.shape[1], RANK, generator=generator, dtype=x.dtype) / math.sqrt(x.shape[1])
     pair = start.requires_grad_(True)
-    optimiser = torch.optim.LBFGS([pair], max_iter=STEPS, history_size=STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([pair], max_iter=STEPS, history_size=MEMORY, line_search_fn="strong_wolfe")
     total = residual.square().sum().clamp_min(1e-30)
 
     def loss() -> Tensor:
@@ -98,6 +100,7 @@ def fit_bilinear(fit: LinearFit, x: Tensor, y: Tensor, stop_x: Tensor, stop_y: T
             a, b = white.matrix @ pair[0], white.matrix @ pair[1]
             kept = weight - white.matrix @ slopes @ out
             found = Bilinear(white.centre, a, b, out, kept, begun.bias - means @ out, step * STEPS)
+            found = _tempered(begun, found, stop_x, stop_y)
         waited = waited + 1 if not error(found) < least else 0
         if not waited:
             best, least = found, error(found)
@@ -131,6 +134,17 @@ class Whitened:
         raw = (self.rows @ pair[0]) * (self.rows @ pair[1])
         means, slopes = raw.mean(0), self.slopes(raw, LINEAR_RIDGES[0])
         return raw - means - self.rows @ slopes, means, slopes
+
+
+def _tempered(begun: Bilinear, found: Bilinear, stop_x: Tensor, stop_y: Tensor) -> Bilinear:
+    """As much of the way from one to the other as the stop rows like best: rows are few for so many products."""
+    start = begun(stop_x)
+    change, wanted = found(stop_x) - start, stop_y - start
+    part = ((change * wanted).sum() / change.square().sum().clamp_min(1e-30)).clamp(0, 1)
+    weight, bias = (
+        torch.lerp(one, other, part) for one, other in ((begun.weight, found.weight), (begun.bias, found.bias))
+    )
+    return replace(found, out=part * found.out, weight=weight, bias=bias)
 
 
 def _refitted(found: Bilinear, white: Whitened, left: Tensor, ridge: float) -> Bilinear:
