@@ -86,7 +86,7 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         "text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
         *_healing(origin),
         "## How to reproduce",
-        f"```\n{reproduce_command(plan)}\nffncompress apply PLAN -o OUT\nffncompress eval OUT\n```",
+        f"```\n{reproduce_command(plan)}\n{_apply_command(origin)}\nffncompress eval OUT\n```",
         f"Made with ffncompress {plan.ffncompress_version}; base revision "
         f"{plan.base.revision or 'local folder'}, weights sha256 `{plan.base.fingerprint[:16]}`. Text fingerprints and "
         "every measurement are in `ffncompress/plan.json`.",
@@ -104,6 +104,11 @@ def _healing(origin: dict[str, Any]) -> list[str]:
         f"({healing['steps']:,} steps): perplexity {healing['closed_form']:.2f} to {healing['healed']:.2f} "
         f"on the choose text (original {healing['original']:.2f})."
     ]
+
+
+def _apply_command(origin: dict[str, Any]) -> str:
+    healing = origin.get("healing")
+    return "ffncompress apply PLAN -o OUT" + (f" --heal {healing['minutes']:g}" if healing else "")
 
 
 def reproduce_command(plan: Plan) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ffncompress.plans import Plan
 
-_STEEP = 1.5  # times the base's perplexity: beyond this nobody picks a point
 _REPLACED, _KEPT, _INK = "#0b7285", "#adb5bd", "#343a40"
 
 
@@ -69,6 +68,7 @@ def draw_profile(plan: Plan, file: Path) -> None:
 def draw_frontier(plan: Plan, file: Path) -> None:
     """Size against perplexity: a person picks a point."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     points, whole = plan.frontier, plan.base.parameters
     millions = [point.parameters / 1e6 for point in points]
@@ -83,11 +83,9 @@ def draw_frontier(plan: Plan, file: Path) -> None:
     final = plan.final_check
     if final is not None and plan.replaced:
         axes.plot([final.parameters / 1e6], [final.perplexity], "*", ms=13, color="#e8590c", label="this plan")
-    lowest, highest = min(expected), max(expected)
-    if highest > _STEEP * lowest:  # one ruined model must not flatten the choice among the others; the table has it
-        axes.set_ylim(lowest - 0.03 * lowest, _STEEP * lowest)
-        inside = [m for m, e in zip(millions, expected, strict=True) if e <= _STEEP * lowest]
-        axes.set_xlim(0.97 * min(inside), 1.01 * max(millions))
+    axes.set_yscale("log")  # one ruined model must not flatten the choice among the others
+    for pick in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        pick(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("parameters, millions")
     axes.set_ylabel("perplexity on the choose text")
     shares = axes.secondary_xaxis("top", functions=(lambda m: m * (1e6 / whole), lambda s: s * (whole / 1e6)))  # type: ignore[operator]

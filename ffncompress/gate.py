@@ -18,7 +18,7 @@ import torch
 from ffncompress import __version__, texts
 from ffncompress.artifact import GATE_FILE, META, load, read_origin, read_plan
 from ffncompress.card import write_card
-from ffncompress.errors import BudgetError, FfncompressError, TextError
+from ffncompress.errors import FfncompressError, TextError
 from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.patcher import base_source
@@ -59,10 +59,6 @@ def run_gate(
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
     limit = Limit.parse(settings.max_delta) if settings.max_delta else plan.promise
-    if limit is None:
-        raise BudgetError(
-            f"{directory}: its plan was not measured, so it promises nothing; give a limit with --max-delta"
-        )
     results = []
     for text in inputs:
         pieces = cut_pieces(text, tokenizer, context, settings.tokens) if text else None

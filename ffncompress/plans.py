@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress.errors import PlanError
-from ffncompress.settings import Limit, PlanSettings
+from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
 from ffncompress.staging import staged_directory
 
 SCHEMA_VERSION = 2
@@ -184,11 +184,13 @@ class Plan(_Record):
         }
 
     @property
-    def promise(self) -> Limit | None:
-        """What the gate holds the result to: the limit asked for, or else what the plan measured, with a margin."""
+    def promise(self) -> Limit:
+        """What the gate holds the result to: the limit asked for, or what the plan measured, with a margin, or 5 %."""
         final = self.final_check
-        if self.settings.limit is not None or final is None:
+        if self.settings.limit is not None:
             return self.settings.limit
+        if final is None:
+            return Limit.parse(DEFAULT_LIMIT)
         rise = (final.delta + PROMISE_MARGIN * final.delta_error) / final.base_perplexity
         return Limit(round(max(rise, 0.001), 3), relative=True)
 

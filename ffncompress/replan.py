@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from ffncompress.calibration import BlockMoments
 from ffncompress.errors import BudgetError
+from ffncompress.forecast import delta_perplexity
 from ffncompress.models import find_blocks, load_model
 from ffncompress.patcher import base_source
 from ffncompress.plans import Plan
 from ffncompress.scoring import fit_name, fit_some, replacement, shape_of, tensors_of
-from ffncompress.selection import Market, explain, summarise, surprise
+from ffncompress.selection import Market, explain, surprise
 from ffncompress.settings import Budget, PlanSettings
 from ffncompress.survey import size_cap
 from ffncompress.workers import Track, silent, stage
@@ -51,6 +53,19 @@ def replan(directory: str | Path, settings: PlanSettings, track: Track = silent)
         for block, option, reason in zip(old.blocks, choice, reasons, strict=True)
     ]
     wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
-    summary = summarise(planned, None, [])
-    plan = old.model_copy(update={"blocks": planned, "settings": wanted, "joint": [], "summary": summary})
+    expected = _expected(old, market.size(choice) + old.base.parameters - market.full, market.loss(choice))
+    summary = f"{len(chosen)} of {len(blocks)} blocks replaced: {expected}; not measured, ffncompress eval will tell"
+    changed = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
+    plan = old.model_copy(update=changed)
     return plan, tensors_of(modules)
+
+
+def _expected(old: Plan, size: int, loss: float) -> str:
+    """What a size should cost: read off the old plan's frontier, or as if predicted losses added."""
+    base, rise = old.base_perplexity, delta_perplexity(old.base_perplexity, loss)
+    if old.frontier:
+        points = sorted(old.frontier, key=lambda point: point.parameters)
+        base = points[-1].expected_perplexity
+        sizes, expected = [p.parameters for p in points], [p.expected_perplexity for p in points]
+        rise = float(np.interp(size, sizes, expected)) - base
+    return f"expected {rise:+.2f} perplexity ({100 * rise / base:+.1f} % of {base:.2f})"

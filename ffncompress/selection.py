@@ -201,7 +201,7 @@ def explain(market: Market, choice: Choice, base: float, forced: list[int] | Non
     reasons = []
     for i, option in enumerate(choice):
         menu, factor = market.menus[i], market.factors[i]
-        raised = f" (raised {factor:.1f}x by its measured swap)" if factor > 1 else ""
+        raised = f" (raised {factor:.1f}x by its measured swap)" if factor >= 1.05 else ""
         if option is not None:
             cost = delta_perplexity(base, factor * option.predicted_loss)
             why = "forced by --blocks" if forced is not None else f"predicted {cost:+.2f} ppl alone{raised}"
@@ -217,13 +217,11 @@ def explain(market: Market, choice: Choice, base: float, forced: list[int] | Non
     return reasons
 
 
-def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointCheck], verified: bool = True) -> str:
+def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointCheck]) -> str:
     """The plan in a sentence; where nothing is safe, the nearest miss."""
     replaced = [b for b in blocks if b.replace]
     if replaced:
         head = f"{len(replaced)} of {len(blocks)} blocks replaced"
-        if not verified or not joint:
-            return f"{head}: predicted only, not measured; ffncompress eval will tell"
         final = joint[-1]
         verdict = f", {'within' if final.within_limit else 'OVER'} {limit}" if limit else ""
         return f"{head}: {_costs(final)}{verdict}"

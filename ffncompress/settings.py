@@ -12,6 +12,8 @@ from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+DEFAULT_LIMIT = "5%"
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -161,7 +163,7 @@ class PlanSettings(_Settings):
             return Limit.parse(self.max_delta)
         budget = Budget.parse(self.budget)
         sized = budget.share or budget.parameters or self.target_speed or self.at
-        return None if sized else Limit.parse("5%")
+        return None if sized else Limit.parse(DEFAULT_LIMIT)
 
     def asks(self) -> str:
         """The budget in words."""

@@ -125,8 +125,8 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
 
 def test_everything_that_was_asked_for_is_there(study: Path) -> None:
     found = Study.load(study)
-    assert [p.variant for p in found.profiles] == ["random", "", ""]
-    assert [p.probe is not None for p in found.profiles] == [False, True, False]  # on the first text
+    assert [p.variant for p in found.profiles] == ["", "", "random"]
+    assert [p.probe is not None for p in found.profiles] == [True, False, False]  # on the first text
     assert len(found.agreements) == 1
     assert len(found.cross_feeds) == 2
     assert len(found.learned) == 1
@@ -343,7 +343,7 @@ def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
       document.querySelector("#profile circle").dispatchEvent(over);
       seen.push("tip: " + document.getElementById("tip").textContent.split("\\n")[1]);
       const picker = document.querySelector("#blocks select");
-      picker.value = "0";
+      picker.value = "2";
       picker.dispatchEvent(new Event("change"));
       seen.push("columns: " + document.querySelectorAll("#blocks th").length);
       seen.push("wide: " + (document.documentElement.scrollWidth <= innerWidth));

@@ -51,7 +51,7 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @click.option("--target-speed", metavar="FACTOR", help="As much faster on this machine, as measured: 1.3x.")
 @click.option("--at", type=float, metavar="SHARE", help="A point of the frontier: 0.85 keeps 85 % of the parameters.")
 @click.option("--frontier", is_flag=True, help="Print and plot size against perplexity, to pick a point from.")
-@click.option("--keep-moments", is_flag=True, help="Keep what --at needs to plan again without the text.")
+@click.option("--keep-moments", is_flag=True, help="Keep what --at needs to plan again without the text; large.")
 @click.option("--refit/--no-refit", default=True, help="Fit again, in order, on the slimmed model.  [default: refit]")
 @click.option("--refit-tokens", type=int, help="Tokens to refit on: more rows, a better fit.  [default: --tokens]")
 @click.option("--blocks", metavar="LIST", help="Replace just these, safe or not: 0,3,7-9.")
@@ -117,13 +117,13 @@ def plan(
 @click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a MODEL.")
 @_device_options
-@_overwrite
+@click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
 @_json
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
 ) -> int:  # fmt: skip
-    """Measure how linear every FFN of each MODEL is, and write a report.
+    """Measure how linear every FFN is, and write a report.
 
     FOLDER/report.html is the report, one file that needs no network; beside it lie profile.json, .csv and .parquet, and
     figures as PNG and SVG. A run that was killed goes on from its finished stages when it is started again; with

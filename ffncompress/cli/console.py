@@ -131,6 +131,8 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     console.print(Text(plan.summary, style="bold"))
     if plan.replaced:
         console.print(Text(_kept(plan)))
+        if plan.settings.limit is None and plan.final_check is not None:
+            console.print(Text(f"ffncompress eval will hold it to {plan.promise}: this rise and three standard errors"))
     if plan.frontier:
         console.print(_frontier_table(plan))
 
@@ -168,7 +170,7 @@ def _profile_table(profile: Profile, *, wide: bool) -> Table:
     extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
     swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
     more = ["swap dPPL"] * swapped + ["probe"] * probed
-    table = _table("block", "R2_lin", "median", *extra, *more, "regime:text")
+    table = _table("block", "R2_lin (95 %)", "median", *extra, *more, "regime:text")
     for block in profile.blocks:
         scores = block.scores
         ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
@@ -190,7 +192,7 @@ def _profile_table(profile: Profile, *, wide: bool) -> Table:
 
 def _frontier_table(plan: Plan) -> Table:
     """Sizes, and the least perplexity that is expected there before stand-ins are refitted."""
-    table = _table("size", "share", "expected perplexity", "measured", "rise")
+    table = _table("size", "share", "expected perplexity", "measured before refit", "rise")
     base = plan.frontier[0].expected_perplexity
     for point in plan.frontier:
         measured = "" if point.measured_perplexity is None else f"{point.measured_perplexity:.2f}"

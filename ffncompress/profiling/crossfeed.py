@@ -84,7 +84,7 @@ def _r2(fit: Moments, held_out: Moments) -> float:
 def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float], giver: Sequence[float]) -> str:
     """Whether R2_lin goes with the map or with its inputs: which of the two profiles a cross-fed one is near.
 
-    Near is less than half the way between the two.
+    Near is less than a third of the way between the two.
     """
 
     def apart(a: Sequence[float], b: Sequence[float]) -> float:
@@ -93,7 +93,7 @@ def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float]
     sentences = []
     for name, fed in (("raw", raw), ("matched", matched)):
         to_own, to_giver = apart(fed, own), apart(fed, giver)
-        if min(to_own, to_giver) > apart(own, giver) / 2:
+        if min(to_own, to_giver) > apart(own, giver) / 3:
             side = "near neither profile"
         else:
             side = (

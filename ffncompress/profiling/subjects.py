@@ -139,9 +139,9 @@ def find_subjects(
             at = find_model(step) if Path(step).is_dir() else find_model(name, revision=step)
             own = ModelSource(source.name, at.directory, at.gguf_file, at.revision, at.is_hub, trust_remote_code)
             found.append(subject(own, Path(step).name))
+        found.append(subject(source))
         if settings.against_random:
             found.append(subject(source, RANDOM))
-        found.append(subject(source))
     names = [each.name for each in found]
     if len(set(names)) < len(names):
         raise FfncompressError(f"two models are called {max(names, key=names.count)}; rename one of the folders")
