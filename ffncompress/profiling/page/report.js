@@ -194,7 +194,7 @@ document.getElementById("summary").replaceChildren(...trained.map((p) => {
 }));
 
 (function profiles() {
-  const host = section("R2_lin by block", "The share of a block's held-out output variance that the exact least-squares linear map of its input explains. Bars: 95 %, jackknife over sequences. Hollow: the median output feature.", "profile");
+  const host = section("R2_lin by block", "The share of a block's held-out output variance that the exact least-squares linear map of its input explains. Bars: 95 %, jackknife over sequences." + (trained.length === 1 ? " Hollow: the median output feature." : ""), "profile");
   const series = [];
   study.profiles.forEach((p) => {
     series.push({ name: labelOf(p), colour: tone(p), points: p.blocks.map((b) => ({ x: b.index, y: b.scores.r2_lin, error: 1.96 * b.scores.r2_lin_error, words: blockWords(p, b) })) });
@@ -239,7 +239,7 @@ document.getElementById("summary").replaceChildren(...trained.map((p) => {
       { name: "5 to 95 %", value: (b) => b.scores.r2_quantiles["5%"], show: (b) => `${num(b.scores.r2_quantiles["5%"], 2)} to ${num(b.scores.r2_quantiles["95%"], 2)}`, hint: "R2 of the output features, quantiles" },
       { name: "regime", value: (b) => b.regime, show: (b) => badge(b.regime, b.rule), words: true, hint: "Point at one to read the rule that named it" },
       ...(p.blocks[0].swap ? [{ name: "swap dPPL", value: (b) => b.swap.delta, show: (b) => `${num(b.swap.delta, 2)} ±${num(b.swap.error, 2)}`, hint: "Perplexity added by the linear map in the block's place, alone" }] : []),
-      ...(p.blocks[0].probe ? [{ name: "probe gain", value: (b) => b.probe.gain, show: (b) => `${num(b.probe.gain)} ±${num(1.96 * b.probe.gain_error)}`, hint: "R2 that a rank-16 bilinear layer adds" }] : []),
+      ...(p.blocks[0].probe ? [{ name: "probe gain", value: (b) => b.probe.gain, show: (b) => `${b.probe.gain.toFixed(3)} ±${(1.96 * b.probe.gain_error).toFixed(3)}`, hint: "R2 that a rank-16 bilinear layer adds" }] : []),
       score("rank in", "effective_rank_input", "Effective rank of the input: exp of the spectrum's entropy"),
       score("rank out", "effective_rank_output", "Effective rank of the output"),
       score("rank map", "effective_rank_map", "Effective rank of the fitted map's output"),
