@@ -101,9 +101,10 @@ def fit_bilinear(fit: LinearFit, x: Tensor, y: Tensor, stop_x: Tensor, stop_y: T
             kept = weight - white.matrix @ slopes @ out
             found = Bilinear(white.centre, a, b, out, kept, begun.bias - means @ out, step * STEPS)
             found = _tempered(begun, found, stop_x, stop_y)
-        waited = waited + 1 if not error(found) < least else 0
-        if not waited:
-            best, least = found, error(found)
+        now = error(found)
+        waited = 0 if now < least else waited + 1
+        if now < least:
+            best, least = found, now
         if waited == PATIENCE:
             break
     left = y - best.products(x)

@@ -40,6 +40,10 @@ class Session:
     def label(self) -> str:
         return f"{self.subject.name}, {Path(self.text).name}"
 
+    @property
+    def on_first_text(self) -> bool:
+        return self.text == self.subject.texts[0]
+
     def profile(self) -> Profile:
         """Every block of the model on this text."""
         subject, settings = self.subject, self.settings
@@ -50,7 +54,7 @@ class Session:
         first: Profile = self._do("scores", Profile, self._measure)
         swaps: list[Swapped | None] = [None] * len(first.blocks)
         probes: list[Probe | None] = [None] * len(first.blocks)
-        closer = not subject.variant and self.text == subject.texts[0]  # what costs more than a pass, once a model
+        closer = self.on_first_text and not subject.variant  # what costs more than a pass is done once for a model
         if settings.swaps and closer:
             swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
         summary = None
@@ -92,7 +96,7 @@ class Session:
         subject, corpus, settings = self.subject, self.corpus, self.settings
         found = measure_blocks(subject.model, subject.blocks, corpus, subject.workers, subject.track)
         self._linear = found.linear
-        if settings.swaps or settings.probe or settings.pitfall or settings.cross_feed:
+        if self.on_first_text and (settings.swaps or settings.probe or settings.cross_feed):
             self.stages.tensors("maps", self.facts, lambda: _packed(found.linear))
         blocks = []
         for block, scores in zip(subject.blocks, found.scores, strict=True):
