@@ -311,10 +311,11 @@ def test_wishes_that_do_not_go_together(tiny_folder, tmp_path: Path, capsys: pyt
         api.profile(demo, tmp_path)
 
 
-def test_the_page_asks_nothing_of_a_network(study: Path) -> None:
+def test_the_page_asks_nothing_of_a_network(planted: Path, study: Path) -> None:
     page = (study / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:)?//""", page)
     assert "@import" not in page
+    assert str(planted.parent) not in page  # nor does it tell anybody's folders
     nasty = Study.load(study)
     profile = nasty.profiles[0].model_copy(update={"model": "</script><script>alert(1)</script>"})
     assert "<script>alert" not in render(nasty.model_copy(update={"profiles": [profile, *nasty.profiles[1:]]}))

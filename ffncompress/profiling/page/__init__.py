@@ -34,21 +34,21 @@ def _slim(study: Study) -> dict[str, Any]:
     """The study without what the page does not draw: curves over ranks are thinned."""
     content: dict[str, Any] = study.model_dump(mode="json", exclude={"settings"})
     for profile in content["profiles"]:
-        profile["model"], profile["text"] = Path(profile["model"]).name, Path(profile["text"]).name
+        del profile["fit_text"], profile["held_out_text"]
         for block in profile["blocks"]:
             curve = block["scores"].pop("r2_by_rank")
             last = len(curve) - 1
             at = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
             block["curve"] = [[rank, curve[rank]] for rank in at]
             block["rank_for_99"] = next(i for i, value in enumerate(curve) if value >= 0.99 * curve[-1] or i == last)
-    return _finite(content)  # type: ignore[no-any-return]
+    return _fit_to_show(content)  # type: ignore[no-any-return]
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: what is not finite is absent."""
+def _fit_to_show(value: Any) -> Any:
+    """Names without anybody's folders; and JSON has no infinity, so what is not finite is absent."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {k: Path(v).name if k in ("model", "text") else _fit_to_show(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_fit_to_show(item) for item in value]
     missing = (isinstance(value, float) and not math.isfinite(value)) or value in ("NaN", "Infinity", "-Infinity")
     return None if missing else value
