@@ -222,6 +222,8 @@ def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointChe
     replaced = [b for b in blocks if b.replace]
     if replaced:
         head = f"{len(replaced)} of {len(blocks)} blocks replaced"
+        if not joint:
+            return f"{head}: not measured; ffncompress eval will tell"
         final = joint[-1]
         verdict = f", {'within' if final.within_limit else 'OVER'} {limit}" if limit else ""
         return f"{head}: {_costs(final)}{verdict}"
