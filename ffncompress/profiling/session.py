@@ -44,6 +44,11 @@ class Session:
     def on_first_text(self) -> bool:
         return self.text == self.subject.texts[0]
 
+    @property
+    def looked_at_closely(self) -> bool:
+        """What costs more than a pass is done once for a model."""
+        return self.on_first_text and not self.subject.variant
+
     def profile(self) -> Profile:
         """Every block of the model on this text."""
         subject, settings = self.subject, self.settings
@@ -54,11 +59,10 @@ class Session:
         first: Profile = self._do("scores", Profile, self._measure)
         swaps: list[Swapped | None] = [None] * len(first.blocks)
         probes: list[Probe | None] = [None] * len(first.blocks)
-        closer = self.on_first_text and not subject.variant  # what costs more than a pass is done once for a model
-        if settings.swaps and closer:
+        if settings.swaps and self.looked_at_closely:
             swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
         summary = None
-        if settings.probe and closer:
+        if settings.probe and self.looked_at_closely:
             found = self._do("probe", list[Probe], self._probe)
             summary, probes = summarise_probes(found, first.r2), list(found)
         blocks = [

@@ -41,10 +41,10 @@ def make_study(
     stages = Stages(working)
     profiles, pitfalls = [], []
     for subject in subjects:
-        for at, text in enumerate(subject.texts):
+        for text in subject.texts:
             session = Session(subject, text, stages)
             profiles.append(session.profile())
-            if settings.pitfall and not subject.variant and at == 0:
+            if settings.pitfall and session.looked_at_closely:
                 pitfalls.append(session.pitfall(profiles[-1]))
         subject.unload()
     trained = [profile for profile in profiles if not profile.variant]
