@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "FfncompressError",
@@ -29,10 +29,11 @@ __all__ = [
     "profile",
     "push",
     "run",
+    "verify",
 ]
 
 if TYPE_CHECKING:
-    from ffncompress.api import compress, evaluate, plan, profile, push, run
+    from ffncompress.api import compress, evaluate, plan, profile, push, run, verify
     from ffncompress.artifact import load
     from ffncompress.errors import FfncompressError
     from ffncompress.patcher import apply_, patched
@@ -50,6 +51,7 @@ _HOMES = {
     "profile": "ffncompress.api",
     "push": "ffncompress.api",
     "run": "ffncompress.api",
+    "verify": "ffncompress.api",
 }
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ffncompress.errors import FfncompressError
+from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate import run_gate
+from ffncompress.origin import Origin
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
@@ -46,8 +47,8 @@ def plan(
     if workers.is_main:
         check_free(output, overwrite=overwrite)
     moments = None
-    if (Path(model) / PLAN_FILE).is_file():
-        made, tensors = replan(model, checked, track)
+    if _is_plan(model):
+        made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
     else:
         made, tensors, moments = make_plan(
             model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
@@ -94,6 +95,7 @@ def compress(
     model: str | None = None,
     recipe: str | None = None,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     track: Track = silent,
     **settings: Any,
 ) -> Path:
@@ -105,6 +107,7 @@ def compress(
         model: where the base model is now, if it moved.
         recipe: text to keep beside the weights.
         overwrite: replace an existing folder.
+        trust_remote_code: run code that comes with the base model.
         track: wraps each long loop, for a progress bar.
         **settings: fields of `ApplySettings`.
     """
@@ -112,20 +115,42 @@ def compress(
 
     checked = _settings(ApplySettings, settings)
     return save_compressed(
-        plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite, track=track
-    )
+        plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
+        trust_remote_code=trust_remote_code, track=track,
+    )  # fmt: skip
 
 
-def evaluate(directory: str | Path, *, model: str | None = None, track: Track = silent, **settings: Any) -> GateResult:
+def evaluate(
+    directory: str | Path,
+    *,
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    track: Track = silent,
+    **settings: Any,
+) -> GateResult:
     """lm-eval perplexity of a slimmed checkpoint beside its base, sizes, speed, and a verdict.
 
     Args:
         directory: what `compress` wrote.
         model: where the base model is now, if it moved.
+        trust_remote_code: run code that comes with the base model.
         track: wraps each long loop, for a progress bar.
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
-    return run_gate(directory, _settings(EvalSettings, settings), model_name=model, track=track)
+    checked = _settings(EvalSettings, settings)
+    return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
+
+
+def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
+    """Prove a slimmed checkpoint whole and unchanged: its checksums, its tensors, its answers; returns its origin.
+
+    Args:
+        directory: what `compress` wrote.
+        trust_remote_code: run code that comes with the model.
+    """
+    from ffncompress.artifact import verify as verify_checkpoint
+
+    return verify_checkpoint(directory, trust_remote_code=trust_remote_code)
 
 
 def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:
@@ -140,6 +165,7 @@ def run(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     track: Track = silent,
     report: Callable[[Plan | Path | GateResult | str], None] = lambda _: None,
 ) -> GateResult:
@@ -149,28 +175,46 @@ def run(
         recipe_file: a YAML recipe.
         output: the checkpoint folder, in place of the recipe's; the plan goes beside it, with "-plan" to its name.
         overwrite: replace what an earlier run left there.
+        trust_remote_code: run code that comes with the model; a recipe can say that it needs it, not allow it.
         track: wraps each long loop, for a progress bar.
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
     from ffncompress.staging import check_free
 
     recipe, text = Recipe.read(recipe_file)
+    if recipe.trust_remote_code and not trust_remote_code:
+        raise RecipeError(
+            f"{recipe_file}: its model runs code that comes with it, which a recipe cannot allow; look at that code, "
+            "and if you trust it pass --trust-remote-code (in Python: trust_remote_code=True)"
+        )
     target = Path(output or recipe.output)
     plan_directory = target.with_name(f"{target.name}-plan")
     check_free(target, overwrite=overwrite)
     report(
         plan(
-            recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code,
+            recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=trust_remote_code,
             overwrite=overwrite, track=track, **recipe.plan.model_dump(),
         )
     )  # fmt: skip
     report(plan_directory)
-    report(compress(plan_directory, target, recipe=text, overwrite=overwrite, track=track, **recipe.apply.model_dump()))
-    result = evaluate(target, track=track, **recipe.eval.model_dump())
+    report(
+        compress(
+            plan_directory, target, recipe=recipe.public_text(text), overwrite=overwrite,
+            trust_remote_code=trust_remote_code, track=track, **recipe.apply.model_dump(),
+        )
+    )  # fmt: skip
+    result = evaluate(target, trust_remote_code=trust_remote_code, track=track, **recipe.eval.model_dump())
     report(result)
     if recipe.push and (result.passed or recipe.push.force):
         report(push(target, **recipe.push.model_dump()))
     return result
+
+
+def _is_plan(model: Any) -> bool:
+    try:
+        return (Path(model) / PLAN_FILE).is_file()
+    except (TypeError, ValueError, OSError) as error:
+        raise FfncompressError("give the model by its name: a Hub id, a folder or a .gguf file") from error
 
 
 def _settings(kind: Any, values: dict[str, Any]) -> Any:
@@ -181,4 +225,5 @@ def _settings(kind: Any, values: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise FfncompressError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error
+        reason = "write a number and a unit such as 500MB or 5GB" if name == "max_shard_size" else first["msg"]
+        raise FfncompressError(f"{name}: {reason.removeprefix('Value error, ')}") from error

@@ -6,41 +6,45 @@
     OUT/ffncompress/recipe.yaml                         the recipe, where there was one
     OUT/ffncompress/gate.json                           the gate's result, once `ffncompress eval` has run
     OUT/README.md                                       the model card
+    OUT/ffncompress.json                                size and checksum of every file
 
 It is written beside its place, reloaded from there, compared with the model in memory, and only then renamed.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ffncompress import __version__
-from ffncompress.errors import ArtifactError, PlanError
+from ffncompress.card import write_card
+from ffncompress.corpus import gather_text, known_texts
+from ffncompress.errors import ArtifactError, FfncompressError, PlanError, TextError
+from ffncompress.heal import Healing, heal_
 from ffncompress.models import (
     ModelSource,
     context_of,
     count_parameters,
     find_blocks,
+    find_model,
     install_,
     load_model,
     load_tokenizer,
+    load_whole,
     quiet_bars,
 )
-from ffncompress.patcher import base_source, shape_of, stand_ins
+from ffncompress.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE, Origin, read_origin, verify_files
+from ffncompress.patcher import base_source, proof_of, prove, shape_of, stand_ins
+from ffncompress.places import note_place
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
-from ffncompress.plugin import FfncompressConfig, register, spec_of
+from ffncompress.plugin import FfncompressConfig, guard_, register, spec_of
 from ffncompress.settings import ApplySettings
 from ffncompress.staging import check_free, staged_directory
+from ffncompress.words import in_short
 from ffncompress.workers import Track, silent, stage
-
-META = "ffncompress"
-ORIGIN_FILE, RECIPE_FILE, GATE_FILE, CARD_FILE = "origin.json", "recipe.yaml", "gate.json", "README.md"
 
 
 def save_compressed(
@@ -51,6 +55,7 @@ def save_compressed(
     model_name: str | None = None,
     recipe: str | None = None,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     track: Track = silent,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
@@ -71,16 +76,19 @@ def save_compressed(
             f"{plan_directory}: the plan replaces nothing ({plan.summary}); "
             "plan again with another limit, or pass --allow-empty for a plain copy"
         )
-    source = base_source(plan, model_name)
+    source = base_source(plan, model_name, trust_remote_code=trust_remote_code)
     with stage(track, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
     layouts = {block.path: block.layout for block in find_blocks(model)}
     install_(model, stand_ins(model, plan, tensors))
-    healing = _heal_(model, plan, source, tokenizer, settings.heal, track) if settings.heal and plan.replaced else None
+    prove(model, plan.proof)
+    healing = _heal_(model, plan, source, tokenizer, settings, track) if settings.heal and plan.replaced else None
     if plan.replaced:
-        model.config.quantization_config = FfncompressConfig(
+        ours = FfncompressConfig(
             {b.path: spec_of(shape_of(b), layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )
+        guard_(model.config, ours)
+        model.config.quantization_config = ours
     with staged_directory(output, overwrite=overwrite) as folder:
         with stage(track, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
@@ -91,20 +99,23 @@ def save_compressed(
     return Path(output)
 
 
-def _heal_(model: Any, plan: Plan, source: ModelSource, tokenizer: Any, minutes: float, track: Track) -> dict[str, Any]:
+def _heal_(
+    model: Any, plan: Plan, source: ModelSource, tokenizer: Any, settings: ApplySettings, track: Track
+) -> Healing:
     """Distil the stand-ins on the plan's own fit text, in float32; returns what that did."""
-    from ffncompress.corpus import gather_text
-    from ffncompress.heal import heal_
-
     dtype = model.dtype
     with stage(track, "reading text"):
-        corpus = gather_text(source, plan.settings, tokenizer, context_of(model, plan.settings.context))
+        wanted = plan.settings.model_copy(update=known_texts(plan, settings.data))
+        corpus = gather_text(source, wanted, tokenizer, context_of(model, wanted.context))
+    if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
+        raise TextError("healing: the plan's text is not here as it was; give one with --data")
     original = load_model(source, dtype="float32")
     model.float()
     modules = [model.get_submodule(block.path) for block in plan.replaced]
-    done = heal_(model, original, modules, corpus.refit, corpus.verify, minutes, track)
+    assert settings.heal is not None
+    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, track)
     model.to(dtype)
-    return asdict(done)
+    return done
 
 
 def load(directory: str | Path, **options: Any) -> Any:
@@ -113,55 +124,38 @@ def load(directory: str | Path, **options: Any) -> Any:
     Raises:
         ArtifactError: it is not there, or its weights are not what its config says.
     """
-    from transformers import AutoModelForCausalLM
-
     register()
     if not (Path(directory) / "config.json").is_file():
-        raise ArtifactError(f"{directory}: no checkpoint there; make one with: ffncompress apply PLAN -o {directory}")
-    with quiet_bars():
-        return AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True, **options).eval()
-
-
-def read_origin(directory: str | Path) -> dict[str, Any]:
-    """What `apply` recorded of an emitted checkpoint.
-
-    Raises:
-        ArtifactError: the folder is not an emitted checkpoint.
-    """
-    if (Path(directory) / PLAN_FILE).is_file():
-        raise ArtifactError(f"{directory}: a plan, not a checkpoint; first: ffncompress apply {directory} -o OUT")
-    if not Path(directory).is_dir():
-        raise ArtifactError(f"{directory}: no such folder; make one with: ffncompress apply PLAN -o {directory}")
-    return _read_json(directory, ORIGIN_FILE, "it was not made by ffncompress apply")
-
-
-def read_gate(directory: str | Path) -> dict[str, Any]:
-    """The gate's last result for an emitted checkpoint.
-
-    Raises:
-        ArtifactError: it was never evaluated.
-    """
-    return _read_json(directory, GATE_FILE, f"it was not evaluated; run: ffncompress eval {directory}")
-
-
-def read_plan(directory: str | Path) -> Plan:
-    """The plan that an emitted checkpoint was made from."""
-    return Plan.load(Path(directory) / META)
-
-
-def is_artifact(directory: str | Path) -> bool:
-    return (Path(directory) / META / ORIGIN_FILE).is_file()
-
-
-def _read_json(directory: str | Path, name: str, otherwise: str) -> dict[str, Any]:
-    file = Path(directory) / META / name
-    if not file.is_file():
-        raise ArtifactError(f"{directory}: there is no {META}/{name} in it: {otherwise}")
+        raise ArtifactError(
+            f"{directory}: no slimmed checkpoint is there; make one with: ffncompress apply PLAN -o OUT"
+        )
+    options = {"trust_remote_code": False, "use_safetensors": True} | options
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return content
-    except ValueError as error:
-        raise ArtifactError(f"{file}: corrupted, not JSON; make the folder again") from error
+        return load_whole(directory, str(directory), **options).eval()
+    except FfncompressError:
+        raise
+    except Exception as error:  # transformers, tokenizers and safetensors each have a dozen kinds
+        raise ArtifactError(
+            f"{directory}: not loadable ({in_short(error)}); emit it again with ffncompress apply"
+        ) from error
+
+
+def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
+    """Prove a checkpoint whole: every file by its checksum, every tensor by loading it, and the answers it gives.
+
+    Raises:
+        ArtifactError: it is not as it was written; says what differs.
+    """
+    origin = read_origin(directory)
+    if verify_files(directory) is None:
+        raise ArtifactError(
+            f"{directory}: made by ffncompress {origin.ffncompress_version}, which recorded no checksums; "
+            "emit it again with ffncompress apply"
+        )
+    model = load(directory, dtype="auto", trust_remote_code=trust_remote_code)
+    prove(model, origin.proof)
+    load_tokenizer(find_model(str(directory), trust_remote_code=trust_remote_code))
+    return origin
 
 
 def _write_meta(
@@ -171,32 +165,34 @@ def _write_meta(
     source: ModelSource,
     model: Any,
     recipe: str | None,
-    healing: dict[str, Any] | None,
+    healing: Healing | None,
 ) -> None:
-    from ffncompress.card import write_card
-
+    if not source.is_hub:
+        note_place(plan.base.fingerprint, source.place)
+    plan = plan.public()
     meta = folder / META
     meta.mkdir()
-    for name in (PLAN_FILE, FIGURE_FILE):
-        if (plan_directory / name).is_file():
-            shutil.copyfile(plan_directory / name, meta / name)
+    (meta / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if (plan_directory / FIGURE_FILE).is_file():
+        shutil.copyfile(plan_directory / FIGURE_FILE, meta / FIGURE_FILE)
     if recipe is not None:
         (meta / RECIPE_FILE).write_text(recipe, encoding="utf-8")
-    origin = {
-        "ffncompress_version": __version__,
-        "base_model": plan.base.name,
-        "base_revision": plan.base.revision,
-        "base_fingerprint": plan.base.fingerprint,
-        "base_licence": _licence(source),
-        "base_is_hub": source.is_hub,
-        "base_bytes": source.bytes_on_disk(),
-        "parameters_before": plan.base.parameters,
-        "parameters_after": count_parameters(model),
-        "fit_text": [text.model_dump() for text in plan.fit_text],
-        "choose_text": [text.model_dump() for text in plan.choose_text],
-        "healing": healing,
-    }
-    (meta / ORIGIN_FILE).write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+    origin = Origin(
+        ffncompress_version=__version__,
+        base_model=plan.base.name,
+        base_revision=plan.base.revision,
+        base_fingerprint=plan.base.fingerprint,
+        base_licence=_licence(source),
+        base_is_hub=source.is_hub,
+        base_bytes=source.bytes_on_disk(),
+        parameters_before=plan.base.parameters,
+        parameters_after=count_parameters(model),
+        fit_text=plan.fit_text,
+        choose_text=plan.choose_text,
+        healing=healing,
+        proof=proof_of(model),
+    )
+    (meta / ORIGIN_FILE).write_text(origin.model_dump_json(indent=1) + "\n", encoding="utf-8")
     for extra in source.directory.glob("LICENSE*"):
         shutil.copyfile(extra, folder / extra.name)
     write_card(folder, plan, origin)

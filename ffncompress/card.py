@@ -5,33 +5,59 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ffncompress.origin import CARD_FILE, Origin
+from ffncompress.staging import write_file
+from ffncompress.words import in_command, in_markdown, plain
+
 if TYPE_CHECKING:
+    from ffncompress.manifest import Manifest
     from ffncompress.plans import Plan
     from ffncompress.report import GateResult, TextResult
 
 
 def write_card(
-    directory: Path, plan: Plan, origin: dict[str, Any], gate: GateResult | None = None, repo: str = "THIS/FOLDER"
-) -> None:
-    """Write README.md into a checkpoint folder; with a gate result it carries the evaluation too."""
+    directory: Path,
+    plan: Plan,
+    origin: Origin,
+    gate: GateResult | None = None,
+    repo: str = "THIS/FOLDER",
+    *,
+    manifest: Manifest | None = None,
+) -> list[str]:
+    """Write README.md into a checkpoint folder; with a gate result it carries the evaluation too.
+
+    Args:
+        directory: the checkpoint.
+        plan: what it was made from.
+        origin: where it came from.
+        gate: how it fared, if it is known.
+        repo: what it is loaded by.
+        manifest: as the folder was written; a card that somebody has edited since is left alone.
+
+    Returns:
+        The names of the files that were written.
+    """
     from huggingface_hub import ModelCard
 
+    if manifest is not None and manifest.changes(directory, [CARD_FILE]):
+        return []
     front = _front_matter(plan, origin, gate).to_yaml()
     card = ModelCard(f"---\n{front}\n---\n\n{_body(plan, origin, gate, repo)}")
-    (directory / "README.md").write_text(str(card), encoding="utf-8")
+    write_file(directory / CARD_FILE, str(card))
+    return [CARD_FILE]
 
 
-def _front_matter(plan: Plan, origin: dict[str, Any], gate: GateResult | None) -> Any:
+def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> Any:
     from huggingface_hub import ModelCardData
 
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        license=origin["base_licence"],
-        base_model=plan.base.name if origin["base_is_hub"] else None,
-        base_model_relation="quantized" if origin["base_is_hub"] else None,  # the Hub's word for a slimmed copy
+        license=origin.base_licence,
+        base_model=plan.base.name if origin.base_is_hub else None,
+        base_model_relation="quantized" if origin.base_is_hub else None,  # the Hub's word for a slimmed copy
         tags=["ffncompress", "compression", "feed-forward-replacement"],
-        model_name=f"{_short(plan)}, slimmed" if gate else None,
+        model_name=f"{plain(_short(plan))}, slimmed" if gate else None,
         eval_results=_eval_results(gate) if gate else None,
     )
 
@@ -45,7 +71,7 @@ def _eval_results(gate: GateResult) -> list[Any]:
             EvalResult(
                 task_type="text-generation",
                 dataset_type="text",
-                dataset_name=f"{Path(text.text).name} ({text.part} part)",
+                dataset_name=plain(f"{Path(text.text).name} ({text.part} part)"),
                 metric_type="perplexity",
                 metric_name=f"{unit} perplexity, context {text.context}",
                 metric_value=round(value, 4),
@@ -61,22 +87,22 @@ def _short(plan: Plan) -> str:
     return plan.base.name if plan.base.revision else Path(plan.base.name).name
 
 
-def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str) -> str:
+def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str:
     ratios = plan.ratios
     count = len(plan.replaced)
     trained = "" if _healing(origin) else "; nothing was trained"
     sections = [
-        f"# {_short(plan)}, slimmed by ffncompress",
+        f"# {in_markdown(_short(plan))}, slimmed by ffncompress",
         f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by smaller closed-form ones{trained}. "
         f"The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
-        f"({origin['parameters_before']:,} to {origin['parameters_after']:,}), all FFNs "
+        f"({origin.parameters_before:,} to {origin.parameters_after:,}), all FFNs "
         f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
         "## How to load",
         "```\npip install ffncompress\n```",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
-        "No import of ffncompress is needed, but it must be installed: without it, loading stops with a size mismatch.",
+        "No import of ffncompress is needed, but it must be installed: without it, loading stops and says so.",
         "## What it costs",
         _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
         "## Blocks",
@@ -87,28 +113,29 @@ def _body(plan: Plan, origin: dict[str, Any], gate: GateResult | None, repo: str
         *_healing(origin),
         "## How to reproduce",
         f"```\n{reproduce_command(plan)}\n{_apply_command(origin)}\nffncompress eval OUT\n```",
-        f"Made with ffncompress {plan.ffncompress_version}; base revision "
-        f"{plan.base.revision or 'local folder'}, weights sha256 `{plan.base.fingerprint[:16]}`. Text fingerprints and "
+        f"Made with ffncompress {in_markdown(plan.ffncompress_version)}; base revision "
+        f"{in_markdown(plan.base.revision or 'local folder')}, sha256 {in_markdown(plan.base.fingerprint[:16])}. "
+        "Text fingerprints and "
         "every measurement are in `ffncompress/plan.json`.",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _healing(origin: dict[str, Any]) -> list[str]:
+def _healing(origin: Origin) -> list[str]:
     """What training did, where there was any."""
-    healing = origin.get("healing")
-    if not healing or not healing["kept"]:
+    healing = origin.healing
+    if not healing or not healing.kept:
         return []
     return [
-        f"After the closed-form replacement, the stand-ins were distilled for {healing['minutes']:g} minutes "
-        f"({healing['steps']:,} steps): perplexity {healing['closed_form']:.2f} to {healing['healed']:.2f} "
-        f"on the choose text (original {healing['original']:.2f})."
+        f"After the closed-form replacement, the stand-ins were distilled for {healing.minutes:g} minutes "
+        f"({healing.steps:,} steps): perplexity {healing.closed_form:.2f} to {healing.healed:.2f} "
+        f"on the choose text (original {healing.original:.2f})."
     ]
 
 
-def _apply_command(origin: dict[str, Any]) -> str:
-    healing = origin.get("healing")
-    return "ffncompress apply PLAN -o OUT" + (f" --heal {healing['minutes']:g}" if healing else "")
+def _apply_command(origin: Origin) -> str:
+    healing = origin.healing
+    return "ffncompress apply PLAN -o OUT" + (f" --heal {healing.minutes:g}" if healing else "")
 
 
 def reproduce_command(plan: Plan) -> str:
@@ -127,7 +154,7 @@ def reproduce_command(plan: Plan) -> str:
     words += ["--blocks", settings.blocks] if settings.blocks else []
     words += ["--context", str(settings.context)] if settings.context else []
     words += ["--tokens", str(settings.tokens), "--seq-len", str(settings.seq_len), "--seed", str(settings.seed)]
-    return " ".join(words)
+    return " ".join(in_command(word) for word in words)
 
 
 def _gate_table(gate: GateResult) -> str:
@@ -138,7 +165,7 @@ def _gate_table(gate: GateResult) -> str:
     for text in (gate.main, *gate.also):
         for unit in ("token", "word", "byte"):
             before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
-            name = f"{Path(text.text).name} ({text.part})"
+            name = in_markdown(f"{Path(text.text).name} ({text.part})")
             rows.append(
                 f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "
                 f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
@@ -146,9 +173,9 @@ def _gate_table(gate: GateResult) -> str:
     verdict = "passed" if gate.passed else "FAILED"
     speed = gate.speed
     rows.append(
-        f"\nGate: {verdict} (limit {gate.limit}). Forward speed {speed.ratio:.2f}x the base's "
+        f"\nGate: {verdict} (limit {in_markdown(gate.limit)}). Forward speed {speed.ratio:.2f}x the base's "
         f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
-        f"batch {speed.batch[0]} x {speed.batch[1]}, {speed.device})."
+        f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})."
     )
     return "\n".join(rows)
 

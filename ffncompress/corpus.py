@@ -11,7 +11,8 @@ from torch import Tensor
 from ffncompress import texts
 from ffncompress.errors import TextError
 from ffncompress.models import ModelSource
-from ffncompress.plans import TextRef
+from ffncompress.places import note_place, place_of
+from ffncompress.plans import Plan, TextRef
 from ffncompress.settings import PlanSettings
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
@@ -39,6 +40,9 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     else:
         parts = [texts.read_parts(name) for name in data]
         fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
+    for text in (*fit, *choose):
+        if not texts.is_public(text.source):
+            note_place(text.fingerprint().sha256, texts.lasting_name(text.source))
     choose_tokens = min(settings.tokens * CHOOSE_SHARE, CHOOSE_TOKENS)
     choose_windows = max(1, round(choose_tokens / settings.seq_len))
     fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
@@ -56,6 +60,34 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
     return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
+
+
+def known_texts(plan: Plan, given: list[str]) -> dict[str, list[str]]:
+    """The settings that read a plan's texts again: those given now, or those it names, where this machine has them.
+
+    Raises:
+        TextError: it has not seen them.
+    """
+    if given:
+        return {"data": given, "choose_data": []}
+    refs = {"data": plan.fit_text, "choose_data": plan.choose_text if plan.settings.choose_data else []}
+    return {name: [recorded_source(ref) for ref in texts] for name, texts in refs.items()}
+
+
+def recorded_source(ref: TextRef) -> str:
+    """What to read for a text that a plan names: the same everywhere, or a file that this machine's own runs read.
+
+    Raises:
+        TextError: this machine has not seen it.
+    """
+    if texts.is_public(ref.source):
+        return ref.source
+    place = place_of(ref.sha256)
+    if place is None:
+        raise TextError(
+            f"the plan was made on {ref.source}, a text that this machine has not seen; give one with --data"
+        )
+    return place
 
 
 def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:

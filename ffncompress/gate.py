@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from ffncompress import __version__, texts
-from ffncompress.artifact import GATE_FILE, META, load, read_origin, read_plan
+from ffncompress.artifact import load
 from ffncompress.card import write_card
+from ffncompress.corpus import recorded_source
 from ffncompress.errors import FfncompressError, TextError
-from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, digest, lm_eval_perplexity, remember
+from ffncompress.lm import STOCK_TASK, Answer, cached, cut_pieces, digest, facts_of, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
-from ffncompress.patcher import base_source
+from ffncompress.origin import GATE_FILE, META, Origin, read_origin, read_plan, verify_files
+from ffncompress.patcher import base_source, prove
 from ffncompress.plans import Plan
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
@@ -36,6 +38,7 @@ def run_gate(
     settings: EvalSettings | None = None,
     *,
     model_name: str | None = None,
+    trust_remote_code: bool = False,
     track: Track = silent,
 ) -> GateResult:
     """Evaluate an emitted checkpoint beside its base, and record the result in the folder.
@@ -48,12 +51,15 @@ def run_gate(
         raise FfncompressError("evaluating needs lm-eval; install it with: pip install 'ffncompress[eval]'")
     directory = Path(directory)
     origin, plan = read_origin(directory), read_plan(directory)
-    base_at, slim_at = base_source(plan, model_name), find_model(str(directory))
+    manifest = verify_files(directory)
+    base_at = base_source(plan, model_name, trust_remote_code=trust_remote_code)
+    slim_at = find_model(str(directory), trust_remote_code=trust_remote_code)
     workers = Workers(settings.device)
     dtype = workers.dtype(settings.dtype)
     with stage(track, "loading both models and the text"):
         tokenizer = load_tokenizer(slim_at)
-        slimmed = load(directory, dtype=dtype, device_map={"": workers.device})
+        slimmed = load(directory, dtype=dtype, device_map={"": workers.device}, trust_remote_code=trust_remote_code)
+        prove(slimmed, origin.proof)
         context = context_of(slimmed, settings.context)
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
@@ -62,12 +68,12 @@ def run_gate(
     results = []
     for text in inputs:
         pieces = cut_pieces(text, tokenizer, context, settings.tokens) if text else None
-        key = cache_key(plan.base.fingerprint, pieces, context, dtype, settings)
-        name = text.source if text else STOCK_TASK
-        before = cached(key)
+        facts = facts_of(base_at.fingerprint(), pieces, context, str(base.device), dtype, settings)
+        name = texts.public_name(text.source) if text else STOCK_TASK
+        before = cached(facts)
         if before is None:
             before = lm_eval_perplexity(base, tokenizer, pieces, context, settings, track, f"lm-eval: base on {name}")
-            remember(key, before)
+            remember(facts, before)
         after = lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, track, f"lm-eval: slimmed on {name}")
         results.append(_text_result(text, pieces, context, before, after))
 
@@ -91,28 +97,42 @@ def run_gate(
         continuation_slimmed=continuations[1],
     )
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
-    write_card(directory, plan, origin, result)
+    written = [f"{META}/{GATE_FILE}", *write_card(directory, plan, origin, result, manifest=manifest)]
+    if manifest is not None:
+        manifest.record(directory, written)
     return result
 
 
 def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:
     """The text to report on, free of what the plan was fitted or chosen on; None for lm-eval's stock task.
 
-    Texts are known by their content, so a copy under another name is recognised too.
+    Texts are known by their content, so a copy under another name is recognised too. A text that only the plan names
+    is read where this machine's own runs read it before, and given out only if it still is the plan's.
     """
     used = [ref.sha256 for ref in (*plan.fit_text, *plan.choose_text)]
+    recorded = name is None
     if name is None:
-        name = (plan.settings.choose_data or [plan.fit_text[0].source])[0]
+        ref = (plan.choose_text if plan.settings.choose_data else plan.fit_text)[0]
+        name = recorded_source(ref)
     if name == STOCK_TASK:
         return None
-    text = texts.read(name)
     for shares in (texts.SHARES, texts.HALVES):
         try:
             parts = texts.read_parts(name, shares)
         except TextError:
+            if recorded and shares is texts.HALVES:
+                break
+            texts.read(name)  # whether it can be read at all
             continue  # too short to have been divided
         if any(part.fingerprint().sha256 in used for part in parts.values()):
             return parts[texts.REPORT]
+        if recorded and name == texts.PYTHON_DOCS:  # another Python's: its parts go by name, so they are the plan's
+            return parts[texts.REPORT]
+    if recorded:
+        raise TextError(
+            f"{texts.public_name(name)}: no longer the text that the plan was made on; give one with --data"
+        )
+    text = texts.read(name)
     if text.fingerprint().sha256 in used:
         raise TextError(f"{name}: the plan was fitted on this text; report on another with --data")
     return text
@@ -126,7 +146,7 @@ def _text_result(
         return Perplexities(token=token, word=answer.word, byte=answer.byte)
 
     return TextResult(
-        text=text.source if text else f"lm-eval {STOCK_TASK}",
+        text=texts.public_name(text.source) if text else f"lm-eval {STOCK_TASK}",
         part=text.part if text else "test",
         sha256=digest(pieces) if pieces else "",
         tokens=before.tokens,
@@ -136,7 +156,7 @@ def _text_result(
     )
 
 
-def _sizes(plan: Plan, origin: dict[str, Any], slimmed: Any, source: ModelSource) -> Sizes:
+def _sizes(plan: Plan, origin: Origin, slimmed: Any, source: ModelSource) -> Sizes:
     before = sum(b.parameters for b in plan.replaced)
     after = sum(b.parameters_after for b in plan.replaced)
     ffns = plan.base.ffn_parameters
@@ -144,7 +164,7 @@ def _sizes(plan: Plan, origin: dict[str, Any], slimmed: Any, source: ModelSource
         replaced_ffns=(before, after),
         all_ffns=(ffns, ffns - before + after),
         whole_model=(plan.base.parameters, count_parameters(slimmed)),
-        bytes_on_disk=(origin["base_bytes"], source.bytes_on_disk()),
+        bytes_on_disk=(origin.base_bytes, source.bytes_on_disk()),
     )
 
 

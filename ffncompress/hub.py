@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-from ffncompress.artifact import read_gate, read_origin, read_plan
 from ffncompress.card import write_card
-from ffncompress.errors import HubError
+from ffncompress.errors import ArtifactError, HubError
+from ffncompress.manifest import MANIFEST_FILE, Manifest
 from ffncompress.models import find_model
+from ffncompress.origin import read_gate, read_origin, read_plan, verify_files
 from ffncompress.report import GateResult
 from ffncompress.settings import PushSettings
 
@@ -24,15 +26,22 @@ def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | N
     """
     directory = Path(directory)
     origin, plan = read_origin(directory), read_plan(directory)
+    manifest = verify_files(directory)
+    if manifest is None:
+        raise HubError(f"{directory}: made by an earlier release, without checksums; emit it again and evaluate it")
     gate = _passed_gate(directory, settings.force)
-    write_card(directory, plan, origin, gate, settings.repo)
+    manifest = manifest.record(directory, write_card(directory, plan, origin, gate, settings.repo, manifest=manifest))
 
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
     try:
         api.create_repo(settings.repo, private=settings.private, exist_ok=True)
-        commit: Any = api.upload_folder(repo_id=settings.repo, folder_path=directory, commit_message=settings.message)
+        # just what we wrote: whatever else somebody put into the folder stays at home
+        commit: Any = api.upload_folder(
+            repo_id=settings.repo, folder_path=directory, commit_message=settings.message,
+            allow_patterns=uploaded(manifest),
+        )  # fmt: skip
     except Exception as error:  # huggingface_hub, its HTTP client and the socket each have their own
         raise HubError(
             f"{settings.repo}: the upload failed ({_without_token(error, token)}); "
@@ -41,10 +50,15 @@ def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | N
     return str(commit.commit_url)
 
 
+def uploaded(manifest: Manifest) -> list[str]:
+    """The files that leave, as patterns that match no others."""
+    return [re.sub(r"([*?[])", r"[\1]", name) for name in (*manifest.files, MANIFEST_FILE)]
+
+
 def _passed_gate(directory: Path, force: bool) -> GateResult | None:
     try:
-        gate = GateResult.model_validate(read_gate(directory))
-    except Exception as error:
+        gate = read_gate(directory)
+    except ArtifactError as error:
         if force:
             return None
         raise HubError(f"{directory}: not evaluated; run: ffncompress eval {directory}, or pass --force") from error

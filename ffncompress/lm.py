@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import math
-import os
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from ffncompress import texts
+from ffncompress import __version__, texts
 from ffncompress.errors import ArtifactError, TextError
+from ffncompress.places import cache_folder
 from ffncompress.settings import EvalSettings
 from ffncompress.staging import write_file
 from ffncompress.workers import Track
@@ -134,32 +134,43 @@ def digest(pieces: list[str]) -> str:
     return hashlib.sha256("\0".join(pieces).encode()).hexdigest()
 
 
-def cache_key(base: str, pieces: list[str] | None, context: int, dtype: str, settings: EvalSettings) -> str:
-    """What a base model's perplexity depends on: its weights, the text, and the software that measures."""
-    facts = [
-        base, digest(pieces) if pieces else STOCK_TASK, context, dtype, settings.batch_size,
-        importlib.metadata.version("lm_eval"), importlib.metadata.version("transformers"), torch.__version__,
-    ]  # fmt: skip
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+def facts_of(
+    base: str, pieces: list[str] | None, context: int, device: str, dtype: str, settings: EvalSettings
+) -> dict[str, Any]:
+    """All that a base model's perplexity depends on: the model, the text, and how and by what it is measured."""
+    software = ("lm_eval", "transformers", "tokenizers", "torch", "datasets")
+    return {
+        "base": base,
+        "text": digest(pieces) if pieces else STOCK_TASK,
+        "context": context,
+        "device": device,
+        "dtype": dtype,
+        "batch_size": settings.batch_size,
+        "threads": torch.get_num_threads(),
+        "ffncompress": __version__,
+        **{name: importlib.metadata.version(name) for name in software},
+    }
 
 
-def _cache_file(key: str) -> Path:
-    home = os.environ.get("FFNCOMPRESS_CACHE") or Path.home() / ".cache" / "ffncompress"
-    return Path(home) / "base" / f"{key}.json"
+def _cache_file(facts: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder() / "base" / f"{key}.json"
 
 
-def cached(key: str) -> Answer | None:
-    """An answer remembered under this key; one that cannot be read is none."""
+def cached(facts: dict[str, Any]) -> Answer | None:
+    """An answer remembered with just these facts; one that cannot be read, or that does not carry them, is none."""
     try:
-        return Answer.model_validate_json(_cache_file(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        entry = json.loads(_cache_file(facts).read_text(encoding="utf-8"))
+        return Answer.model_validate(entry["answer"]) if entry["facts"] == facts else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def remember(key: str, answer: Answer) -> None:
+def remember(facts: dict[str, Any], answer: Answer) -> None:
     """A cache that cannot be written is no reason to fail."""
+    file = _cache_file(facts)
     try:
-        _cache_file(key).parent.mkdir(parents=True, exist_ok=True)
-        write_file(_cache_file(key), answer.model_dump_json())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, json.dumps({"facts": facts, "answer": answer.model_dump()}))
     except (OSError, ArtifactError):
         pass

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.models import Block, Layout, in_out, oriented
+from ffncompress.models import STAND_IN, Block, Layout, in_out, oriented
 
 Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
 BYPASS = ("bypass_down", "bypass_up")
@@ -89,6 +89,12 @@ def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
 
 def build(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
     """An uninitialised stand-in for an FFN."""
+    module = _built(shape, layout, ffn)
+    setattr(module, STAND_IN, True)
+    return module
+
+
+def _built(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
     d_in, _ = in_out(ffn.get_submodule(layout.inner[0]))
     _, d_out = in_out(ffn.get_submodule(layout.out))
     if shape.kind == "dense":

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from ffncompress import __version__
 from ffncompress.errors import BudgetError
 from ffncompress.latency import time_blocks
-from ffncompress.models import Block, ModelSource, count_parameters, find_model
+from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed
+from ffncompress.patcher import proof_of
+from ffncompress.places import note_place
 from ffncompress.plans import BaseRef, BlockPlan, FrontierPoint, JointCheck, Plan
 from ffncompress.refit import refit
 from ffncompress.scoring import shape_of, tensors_of
@@ -65,6 +67,8 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
             choice, modules, checks = _refitted(survey, market, settings, choice, modules, joint[-1])
             joint += checks
     plan = describe(survey, settings, market, choice, joint, frontier, forced)
+    with installed(survey.model, {survey.blocks[i].path: module for i, module in modules.items()}):
+        plan = plan.model_copy(update={"proof": proof_of(survey.model)})
     return plan, tensors_of(modules)
 
 
@@ -179,14 +183,19 @@ def describe(
         frontier=frontier,
         summary=summarise(blocks, settings.limit, joint),
         tensors_sha256="",
-    )
+    ).public()
 
 
 def _base_ref(source: ModelSource, model: nn.Module, blocks: list[Block]) -> BaseRef:
+    fingerprint = source.fingerprint()
+    if not source.is_hub:
+        note_place(fingerprint, source.place)
     return BaseRef(
-        name=source.name,
+        name=source.label,
         revision=source.revision,
-        fingerprint=source.fingerprint(),
+        fingerprint=fingerprint,
+        fingerprint_of="model",
+        is_hub=source.is_hub,
         family=model.config.model_type,  # type: ignore[union-attr, arg-type]
         parameters=count_parameters(model),
         ffn_parameters=sum(block.parameters for block in blocks),

@@ -9,22 +9,27 @@ PLAN/moments.safetensors         the moments of every block, where they were to 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ffncompress.errors import PlanError
+from ffncompress.manifest import sha256_of
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
 from ffncompress.staging import staged_directory
+from ffncompress.texts import public_name
+from ffncompress.words import in_short
 
 SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
 FRONTIER_FILE, MOMENTS_FILE = "frontier.png", "moments.safetensors"
 PROMISE_MARGIN = 3.0  # standard errors: the report text is another text
 Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class _Record(BaseModel):
@@ -32,15 +37,24 @@ class _Record(BaseModel):
 
 
 class BaseRef(_Record):
-    """The model that a plan is for."""
+    """The model that a plan is for; known by its fingerprint, called by its name."""
 
     name: str
     revision: str | None
     fingerprint: str
+    fingerprint_of: Literal["weights", "model"] = "weights"  # of the model: config and tokenizer too
+    is_hub: bool | None = None  # none: a plan before 0.4 did not say
     family: str
-    parameters: int
-    ffn_parameters: int
-    trust_remote_code: bool = False
+    parameters: Positive
+    ffn_parameters: Positive
+    trust_remote_code: bool = False  # it needs its own code; whether that may run is not for a file to say
+
+
+class Proof(_Record):
+    """What the slimmed model answers: the loss of each token of a fixed sequence; every route proves itself by it."""
+
+    dtype: str
+    losses: list[float]
 
 
 class TextRef(_Record):
@@ -48,10 +62,10 @@ class TextRef(_Record):
 
     source: str
     part: str
-    documents: int
-    characters: int
+    documents: Count
+    characters: Count
     sha256: str
-    tokens: int
+    tokens: Count
 
 
 class Scores(_Record):
@@ -73,10 +87,10 @@ class StandIn(_Record):
     """What a block can become."""
 
     kind: Kind
-    width: int  # neurons that are kept
-    rank: int  # of the linear part
+    width: Count  # neurons that are kept
+    rank: Count  # of the linear part
     weighting: Literal["plain", "stream"]
-    parameters: int
+    parameters: Count
 
     def describe(self) -> str:
         parts = [f"{self.width} neurons"] * bool(self.width) + [f"rank {self.rank}"] * bool(self.rank)
@@ -103,12 +117,12 @@ class Swap(StandIn):
 class BlockPlan(_Record):
     """A block: what it is, what was measured, what is done with it, and why."""
 
-    index: int
+    index: Count
     path: str
-    parameters: int
-    d_in: int
-    d_inner: int
-    d_out: int
+    parameters: Positive
+    d_in: Positive
+    d_inner: Positive
+    d_out: Positive
     scores: Scores
     options: list[Option]
     swap: Swap
@@ -127,11 +141,11 @@ class BlockPlan(_Record):
 class JointCheck(_Record):
     """Several blocks replaced together: the perplexity on the choose text."""
 
-    blocks: list[int]
-    parameters: int  # of the whole model
+    blocks: list[Count]
+    parameters: Count  # of the whole model
     refitted: bool  # on the slimmed model's own inputs
-    context: int
-    base_perplexity: float
+    context: Positive
+    base_perplexity: PositiveFloat
     perplexity: float
     delta: float
     delta_error: float
@@ -141,10 +155,10 @@ class JointCheck(_Record):
 class FrontierPoint(_Record):
     """A size, and the least perplexity that is expected there."""
 
-    parameters: int
+    parameters: Count
     share: float
     predicted_loss: float  # as if costs added
-    expected_perplexity: float  # with what joint checks showed of how they add
+    expected_perplexity: PositiveFloat  # with what joint checks showed of how they add
     measured_perplexity: float | None
 
 
@@ -155,14 +169,26 @@ class Plan(_Record):
     ffncompress_version: str
     base: BaseRef
     settings: PlanSettings
-    fit_text: list[TextRef]
-    choose_text: list[TextRef]
-    base_perplexity: float
+    fit_text: Annotated[list[TextRef], Field(min_length=1)]
+    choose_text: Annotated[list[TextRef], Field(min_length=1)]
+    base_perplexity: PositiveFloat
     blocks: list[BlockPlan]
     joint: list[JointCheck]
     frontier: list[FrontierPoint] = []
     summary: str
     tensors_sha256: str
+    proof: Proof | None = None  # none: a plan before 0.4
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Plan:
+        paths = {block.path for block in self.blocks}
+        if [block.index for block in self.blocks] != list(range(len(self.blocks))) or len(paths) < len(self.blocks):
+            raise ValueError("its blocks are not numbered in order, each with a path of its own")
+        if any(block.parameters_after > block.parameters for block in self.blocks):
+            raise ValueError("a stand-in is larger than its block")
+        if sum(block.parameters for block in self.blocks) > self.base.ffn_parameters <= self.base.parameters:
+            raise ValueError("its blocks have more parameters than its base")
+        return self
 
     @property
     def replaced(self) -> list[BlockPlan]:
@@ -201,6 +227,20 @@ class Plan(_Record):
         same = (c for c in reversed(self.joint) if c.blocks == chosen and c.parameters == self.parameters_after)
         return next(same, None)
 
+    def public(self) -> Plan:
+        """The plan as it may leave this machine: plans before 0.4 named models and texts by their paths."""
+        base, settings = self.base, self.settings
+        is_hub = base.revision is not None if base.is_hub is None else base.is_hub
+        texts = {
+            name: [text.model_copy(update={"source": public_name(text.source)}) for text in getattr(self, name)]
+            for name in ("fit_text", "choose_text")
+        }
+        names = {name: [public_name(text) for text in getattr(settings, name)] for name in ("data", "choose_data")}
+        own = {"is_hub": is_hub, "name": base.name if is_hub else Path(base.name).name}
+        return self.model_copy(
+            update={**texts, "base": base.model_copy(update=own), "settings": settings.model_copy(update=names)}
+        )
+
     def save(
         self,
         directory: str | Path,
@@ -218,7 +258,7 @@ class Plan(_Record):
             save_file(tensors, stage / TENSOR_FILE, metadata={"format": "pt"})
             if moments is not None:
                 save_file(moments, stage / MOMENTS_FILE)
-            plan = self.model_copy(update={"tensors_sha256": _sha256(stage / TENSOR_FILE)})
+            plan = self.model_copy(update={"tensors_sha256": sha256_of(stage / TENSOR_FILE)})
             (stage / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
             draw_profile(plan, stage / FIGURE_FILE)
             if plan.frontier:
@@ -241,8 +281,8 @@ class Plan(_Record):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             version = content.get("schema_version")
-        except (ValueError, AttributeError) as error:
-            raise PlanError(f"{file}: corrupted, not JSON ({error}); make the plan again") from error
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise PlanError(f"{file}: corrupted, not JSON ({in_short(error)}); make the plan again") from error
         if version != SCHEMA_VERSION:
             raise PlanError(f"{file}: schema version {version}, not {SCHEMA_VERSION}; make the plan again")
         try:
@@ -250,7 +290,9 @@ class Plan(_Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise PlanError(f"{file}: corrupted at {where} ({first['msg']}); make the plan again") from error
+            raise PlanError(
+                f"{file}: corrupted at {where or 'its top'} ({first['msg']}); make the plan again"
+            ) from error
 
     def load_tensors(self, directory: str | Path) -> dict[str, Any]:
         """The fitted tensors, checked against the plan.
@@ -258,14 +300,22 @@ class Plan(_Record):
         Raises:
             PlanError: they are missing, or not the ones that the plan was saved with.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         file = Path(directory) / TENSOR_FILE
         if not file.is_file():
             raise PlanError(f"{directory}: {TENSOR_FILE} is missing; make the plan again")
-        if _sha256(file) != self.tensors_sha256:
+        if sha256_of(file) != self.tensors_sha256:
             raise PlanError(f"{file}: corrupted, its checksum is not the plan's; make the plan again")
-        return load_file(file)
+        try:
+            tensors = load_file(file)
+        except (SafetensorError, ValueError, OSError) as error:
+            raise PlanError(f"{file}: not tensors ({in_short(error)}); make the plan again") from error
+        for name, value in tensors.items():
+            if not value.is_floating_point() or not value.isfinite().all():
+                raise PlanError(f"{file}: {name} is not made of finite numbers; make the plan again")
+        return tensors
 
     def load_moments(self, directory: str | Path, block: int) -> dict[str, Any]:
         """The kept moments of one block, by name.
@@ -273,16 +323,14 @@ class Plan(_Record):
         Raises:
             PlanError: they were not kept.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         file, prefix = Path(directory) / MOMENTS_FILE, f"{block}."
         if not file.is_file():
             raise PlanError(f"{directory}: its moments were not kept; make the plan again with --keep-moments")
-        with safe_open(file, framework="pt") as tensors:
-            names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118  # not a mapping
-            return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118  # not a mapping
+                return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
+        except (SafetensorError, ValueError, OSError) as error:
+            raise PlanError(f"{file}: corrupted ({in_short(error)}); make the plan again") from error

@@ -1,9 +1,14 @@
 """The transformers plugin: `from_pretrained` of an emitted folder rebuilds its stand-ins before the weights are read.
 
 transformers has one hook that runs while a model is still an empty skeleton: a quantizer. Ours is named in the
-folder's config.json, and swaps the listed FFNs for stand-ins of the listed shapes. Once the weights are in, it checks
-those shapes (transformers does not, when a quantizer is set) and takes its flags off again: the model is an ordinary
-one, that can be cast, trained, or saved.
+folder's config.json, and swaps the listed FFNs for stand-ins of the listed shapes. transformers does not check shapes
+when a quantizer is set, and fills what is missing with random numbers: so the loading is watched, and ends in an error
+unless every tensor was there in its shape. Then the flags come off again: the model is an ordinary one, that can be
+cast, trained, or saved.
+
+Where this package is missing, no quantizer of this name is known, and transformers would go on without one. So the
+config names an activation that nobody has, whose name says what is missing: the stock FFN cannot be built, whatever
+its shapes and whatever flags are set, and the sentence is the last line that a person reads.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -21,16 +27,31 @@ from ffncompress.models import Layout, set_module
 from ffncompress.modules import Shape, empty
 
 METHOD = "ffncompress"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, 3)  # 2: without the activations' guard
+NOT_INSTALLED = (
+    "slimmed by ffncompress, which is not installed here: pip install ffncompress "
+    "(do not set ignore_mismatched_sizes, it fills FFNs with random numbers)"
+)
+_ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_EMIT_AGAIN = "the checkpoint is corrupted; emit it again with ffncompress apply"
 
 
 class FfncompressConfig(QuantizationConfigMixin):
     """The stand-ins of a checkpoint: path -> kind, rank, widths, and the names of the projections."""
 
-    def __init__(self, blocks: dict[str, dict[str, Any]], format_version: int = FORMAT_VERSION, **_: Any) -> None:
+    def __init__(
+        self,
+        blocks: Any = None,
+        format_version: int = FORMAT_VERSION,
+        activations: dict[str, str] | None = None,
+        **_: Any,
+    ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # a plain string is what is registered
         self.format_version = format_version
-        self.blocks = blocks
+        self.blocks: dict[str, dict[str, Any]] = blocks  # checked before it is followed
+        self.activations = activations or {}  # what the config's guarded keys really say
 
 
 class FfncompressQuantizer(HfQuantizer):
@@ -41,26 +62,36 @@ class FfncompressQuantizer(HfQuantizer):
 
     def validate_environment(self, *_args: Any, **_kwargs: Any) -> None:
         version = self.quantization_config.format_version
-        if version != FORMAT_VERSION:
+        if version not in READABLE:
             raise ArtifactError(
-                f"this checkpoint is of ffncompress format {version}, this release reads {FORMAT_VERSION}; "
+                f"this checkpoint is of ffncompress format {version}, this release reads {READABLE}; "
                 "install the release that wrote it (ffncompress/origin.json names it), or emit it again"
             )
+        check_blocks(self.quantization_config.blocks)
 
-    def _process_model_before_weight_loading(self, model: Any, **_kwargs: Any) -> None:
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The one look at the config before the model is built: the activations get their own names back."""
+        for key, name in self.quantization_config.activations.items():
+            if getattr(config, key, None) == NOT_INSTALLED and isinstance(name, str) and name in ACT2FN:
+                setattr(config, key, name)
+        return config
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_kwargs: Any) -> None:
         for path, spec in self.quantization_config.blocks.items():
-            set_module(model, path, _module(spec, model.get_submodule(path)))
+            set_module(model, path, _rebuilt(model, path, spec))
+        _check_dtypes(checkpoint_files or (), self.quantization_config.blocks)
+        self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        _watch_loading(model)
 
     def _process_model_after_weight_loading(self, model: Any, **_kwargs: Any) -> None:
-        for path, spec in self.quantization_config.blocks.items():
-            expected = spec["tensors"]
-            for name, value in model.get_submodule(path).state_dict().items():
-                if list(value.shape) != expected[name]:
-                    raise ArtifactError(
-                        f"{path}.{name}: shape {tuple(value.shape)} in the weights, {tuple(expected[name])} in "
-                        "config.json; the checkpoint is corrupted, emit it again with ffncompress apply"
-                    )
+        for name, value in model.state_dict().items():
+            expected = self._shapes.get(name)
+            if expected is not None and tuple(value.shape) != expected:
+                raise ArtifactError(
+                    f"{name}: shape {tuple(value.shape)} in the weights, {expected} in config.json; {_EMIT_AGAIN}"
+                )
         _look_ordinary(model)
+        guard_(model.config, self.quantization_config)
 
     def is_serializable(self) -> bool:
         return True
@@ -70,15 +101,85 @@ class FfncompressQuantizer(HfQuantizer):
         return True
 
 
+def guard_(config: Any, ours: FfncompressConfig) -> None:
+    """Name the missing package where a stock FFN looks for its activation; one that is built does not look again."""
+    if ours.format_version < 3:
+        return
+    for key in _ACTIVATION_KEYS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name in ACT2FN:
+            ours.activations[key] = name
+            setattr(config, key, NOT_INSTALLED)
+
+
 def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, Any]:
     """One entry of the config, as config.json carries it: what it is, and the shape of each tensor."""
     tensors = {name: list(value.shape) for name, value in module.state_dict().items()}
     return {**asdict(shape), "inner": list(layout.inner), "out": layout.out, "tensors": tensors}
 
 
-def _module(spec: dict[str, Any], ffn: torch.nn.Module) -> torch.nn.Module:
-    layout = Layout(tuple(spec["inner"]), spec["out"])
-    return empty(Shape(spec["kind"], spec["width"], spec["rank"]), layout, ffn)
+def check_blocks(blocks: Any) -> None:
+    """The stand-ins as somebody's config.json lists them: data of the right form, or an error.
+
+    Raises:
+        ArtifactError: they are not.
+    """
+    if not isinstance(blocks, dict):
+        raise ArtifactError(f"config.json: its list of stand-ins is not one; {_EMIT_AGAIN}")
+    for path, spec in blocks.items():
+        try:
+            names = [*spec["inner"], spec["out"], *spec["tensors"]]
+            sizes = [spec["width"], spec["rank"], *(size for shape in spec["tensors"].values() for size in shape)]
+            sound = isinstance(path, str) and path and spec["inner"] and all(isinstance(n, str) and n for n in names)
+            sound = sound and all(type(size) is int and 0 <= size < 2**31 for size in sizes)
+        except (KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise ArtifactError(f"config.json: its entry for {path!r} is not that of a stand-in; {_EMIT_AGAIN}")
+
+
+def _rebuilt(model: Any, path: str, spec: dict[str, Any]) -> torch.nn.Module:
+    """The empty stand-in that a config's entry describes, of just the tensors that it lists."""
+    try:
+        layout = Layout(tuple(spec["inner"]), spec["out"])
+        module = empty(Shape(spec["kind"], spec["width"], spec["rank"]), layout, model.get_submodule(path))
+    except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ArtifactError(f"config.json: {path!r} is not an FFN that its entry fits; {_EMIT_AGAIN}") from error
+    built = {name: list(value.shape) for name, value in module.state_dict().items()}
+    if built != spec["tensors"]:
+        raise ArtifactError(f"config.json: the tensors of {path} are not those of its kind; {_EMIT_AGAIN}")
+    return module
+
+
+def _check_dtypes(files: Any, blocks: dict[str, dict[str, Any]]) -> None:
+    """Each stand-in is stored in floating point, all of it in one precision: a cast on loading would hide the rest."""
+    from safetensors import safe_open
+
+    stored: dict[str, str] = {}
+    for file in files:
+        if str(file).endswith(".safetensors"):
+            with safe_open(file, framework="pt") as tensors:
+                stored |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    for path, spec in blocks.items():
+        found = {dtype for name in spec["tensors"] if (dtype := stored.get(f"{path}.{name}"))}
+        if len(found) > 1 or not found <= {*_FLOATS}:
+            raise ArtifactError(f"{path}: its weights are stored as {', '.join(sorted(found))}; {_EMIT_AGAIN}")
+
+
+def _watch_loading(model: Any) -> None:
+    """Stop where transformers, at the end of loading, counts what was missing and is about to say so in a warning."""
+    count = model._adjust_missing_and_unexpected_keys
+
+    def watched(info: Any, *rest: Any) -> Any:
+        del model._adjust_missing_and_unexpected_keys
+        counted = count(info, *rest)
+        missing = sorted(getattr(info, "missing_keys", info))
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ArtifactError(f"{missing[0]}{more} missing from the weights; {_EMIT_AGAIN}")
+        return counted
+
+    model._adjust_missing_and_unexpected_keys = watched
 
 
 def _look_ordinary(model: Any) -> None:

@@ -9,7 +9,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress.errors import RecipeError
-from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, PushSettings
+from ffncompress.settings import ApplySettings, EvalSettings, Name, PlanSettings, PushSettings
+from ffncompress.texts import public_name
+from ffncompress.words import in_short
+
+LONGEST = 100_000  # characters
 
 
 class Recipe(BaseModel):
@@ -17,10 +21,10 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: str
+    model: Name
     revision: str | None = None
-    trust_remote_code: bool = False
-    output: str
+    trust_remote_code: bool = False  # it needs its own code; the person who runs the recipe must allow it too
+    output: Name
     plan: PlanSettings = PlanSettings()
     apply: ApplySettings = ApplySettings()
     eval: EvalSettings = EvalSettings()
@@ -34,12 +38,21 @@ class Recipe(BaseModel):
             RecipeError: it is missing, not YAML, or has a wrong key or value; says on which line.
         """
         try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            with Path(file).open(encoding="utf-8") as stream:
+                text = stream.read(LONGEST + 1)
+        except (OSError, ValueError) as error:
             raise RecipeError(f"{file}: cannot be read; give a YAML recipe such as recipes/demo.yaml") from error
+        if len(text) > LONGEST:
+            raise RecipeError(f"{file}: longer than {LONGEST:,} characters, which no recipe is; give another")
         try:
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+                raise RecipeError(
+                    f"{file}: it uses YAML aliases (*name), which a recipe has no need of; write them out"
+                )
             tree = yaml.compose(text, Loader=yaml.SafeLoader)
             content = yaml.safe_load(text)
+        except (RecursionError, ValueError) as error:  # a date that is none, brackets a thousand deep
+            raise RecipeError(f"{file}: not a recipe ({in_short(error)}); mend it") from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = mark.line + 1 if mark else 1
@@ -51,6 +64,16 @@ class Recipe(BaseModel):
         except ValidationError as error:
             raise RecipeError(f"{file}, {_explain(error, tree)}") from error
 
+    def public_text(self, text: str) -> str:
+        """The recipe's text as it may leave this machine: with names where it had paths."""
+        sources = [*self.plan.data, *self.plan.choose_data, *self.apply.data, *self.eval.also, self.eval.data or ""]
+        named = {source: public_name(source) for source in sources if source}
+        is_place = self.model.startswith(("/", ".", "~")) or Path(self.model).exists()
+        named |= {place: Path(place).name for place in (self.output, *([self.model] if is_place else []))}
+        for place in sorted(named, key=len, reverse=True):
+            text = text.replace(place, named[place])
+        return text
+
 
 def _explain(error: ValidationError, tree: Any) -> str:
     first = error.errors()[0]
@@ -61,7 +84,7 @@ def _explain(error: ValidationError, tree: Any) -> str:
     elif first["type"] == "missing":
         reason = f"{key} is missing; add it"
     else:
-        reason = f"{key}: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}; mend it"
+        reason = f"{key}: {first['msg'].removeprefix('Value error, ')}, not {repr(first['input'])[:80]}; mend it"
     return f"line {_line(tree, place)}: {reason}"
 
 

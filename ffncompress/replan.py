@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from ffncompress.calibration import BlockMoments
 from ffncompress.errors import BudgetError
 from ffncompress.forecast import delta_perplexity
-from ffncompress.models import find_blocks, load_model
-from ffncompress.patcher import base_source
+from ffncompress.models import find_blocks, installed, load_model
+from ffncompress.patcher import base_source, proof_of
 from ffncompress.plans import Plan
 from ffncompress.scoring import fit_name, fit_some, replacement, shape_of, tensors_of
 from ffncompress.selection import Market, explain, surprise
@@ -20,7 +21,9 @@ from ffncompress.survey import size_cap
 from ffncompress.workers import Track, silent, stage
 
 
-def replan(directory: str | Path, settings: PlanSettings, track: Track = silent) -> tuple[Plan, dict[str, Tensor]]:
+def replan(
+    directory: str | Path, settings: PlanSettings, track: Track = silent, *, trust_remote_code: bool = False
+) -> tuple[Plan, dict[str, Tensor]]:
     """A plan for another size, from the menus and the moments of an old one.
 
     Raises:
@@ -34,7 +37,7 @@ def replan(directory: str | Path, settings: PlanSettings, track: Track = silent)
             "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
         )
     with stage(track, f"loading {old.base.name}"):
-        model = load_model(base_source(old))
+        model = load_model(base_source(old, trust_remote_code=trust_remote_code))
     blocks = find_blocks(model)
     market = Market(
         blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
@@ -55,9 +58,10 @@ def replan(directory: str | Path, settings: PlanSettings, track: Track = silent)
     wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
     expected = _expected(old, market.size(choice) + old.base.parameters - market.full, market.loss(choice))
     summary = f"{len(chosen)} of {len(blocks)} blocks replaced: {expected}; not measured, ffncompress eval will tell"
-    changed = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
-    plan = old.model_copy(update=changed)
-    return plan, tensors_of(modules)
+    changed: dict[str, Any] = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
+    with installed(model, {blocks[i].path: module for i, module in modules.items()}):
+        changed["proof"] = proof_of(model)
+    return old.model_copy(update=changed), tensors_of(modules)
 
 
 def _expected(old: Plan, size: int, loss: float) -> str:

@@ -126,6 +126,11 @@ def _as_value_error(parse: object, text: str) -> None:
         raise ValueError(str(error)) from error
 
 
+MOST_TOKENS = 100_000_000  # more than any text that is read into memory here
+Tokens = Annotated[int, Field(ge=256, le=MOST_TOKENS)]
+Context = Annotated[int, Field(ge=16, le=2**20)]
+Seed = Annotated[int, Field(ge=-(2**31), lt=2**32)]
+Name = Annotated[str, Field(min_length=1, max_length=4096)]
 BudgetText = Annotated[str, AfterValidator(_is_budget)]
 SpeedText = Annotated[str, AfterValidator(_is_speed)]
 LimitText = Annotated[str, AfterValidator(_is_limit)]
@@ -144,15 +149,15 @@ class PlanSettings(_Settings):
     at: float | None = Field(None, gt=0, lt=1)
     blocks: str | None = None
     refit: bool = True
-    refit_tokens: int | None = Field(None, ge=256)
+    refit_tokens: Tokens | None = None
     frontier: bool = False
     keep_moments: bool = False
     data: list[str] = []
     choose_data: list[str] = []
-    tokens: int = Field(30_720, ge=256)
-    seq_len: int = Field(128, ge=8)
-    context: int | None = Field(None, ge=16)
-    seed: int = 0
+    tokens: Tokens = 30_720
+    seq_len: int = Field(128, ge=8, le=2**20)
+    context: Context | None = None
+    seed: Seed = 0
     dtype: Dtype = "auto"
     device: str = "auto"
 
@@ -175,9 +180,9 @@ class ProfileSettings(_Settings):
     """What a study measures. The text's defaults are the paper's setting."""
 
     data: list[str] = []
-    tokens: int = Field(30_720, ge=256)
-    seq_len: int = Field(128, ge=8)
-    seed: int = 0
+    tokens: Tokens = 30_720
+    seq_len: int = Field(128, ge=8, le=2**20)
+    seed: Seed = 0
     swaps: bool = True
     probe: bool = False
     pitfall: str | None = Field(None, pattern=r"^(worst|\d+)$")
@@ -192,9 +197,10 @@ class ApplySettings(_Settings):
     """How a checkpoint is written."""
 
     dtype: Dtype = "auto"
-    max_shard_size: str = "5GB"
+    max_shard_size: str = Field("5GB", pattern=r"^[1-9]\d{0,5}(\.\d+)?([KMGT]i?)?B$")
     allow_empty: bool = False
-    heal: float | None = Field(None, gt=0)
+    heal: float | None = Field(None, gt=0, le=100_000)
+    data: list[str] = []
 
 
 class EvalSettings(_Settings):
@@ -203,19 +209,19 @@ class EvalSettings(_Settings):
     data: str | None = None
     also: list[str] = []
     max_delta: LimitText | None = None  # the plan's own
-    context: int | None = Field(None, ge=16)
-    tokens: int = Field(16_384, ge=256)
-    batch_size: int = Field(4, ge=1)
+    context: Context | None = None
+    tokens: Tokens = 16_384
+    batch_size: int = Field(4, ge=1, le=4096)
     dtype: Dtype = "auto"
     device: str = "auto"
-    repeats: int = Field(5, ge=1)
+    repeats: int = Field(5, ge=1, le=1000)
     prompt: str | None = None
 
 
 class PushSettings(_Settings):
     """Where a checkpoint is uploaded."""
 
-    repo: str
+    repo: Name
     private: bool = False
     force: bool = False
     message: str = "Upload a model slimmed by ffncompress"

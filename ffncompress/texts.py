@@ -18,6 +18,7 @@ import ast
 import hashlib
 import json
 import random
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -60,7 +61,8 @@ class Text:
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(document.encode() + b"\0")
-        return Fingerprint(self.source, self.part, len(self.documents), self.characters, digest.hexdigest())
+        name = public_name(self.source)
+        return Fingerprint(name, self.part, len(self.documents), self.characters, digest.hexdigest())
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,33 @@ class Fingerprint:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def public_name(source: str) -> str:
+    """What a source is called in files that leave this machine: never a path."""
+    if is_public(source):
+        return source
+    if source.startswith("hub:"):
+        folder, colon, rest = source.removeprefix("hub:").partition(":")
+        return f"hub:{Path(folder).name}{colon}{rest}"
+    return Path(source).name
+
+
+def lasting_name(source: str) -> str:
+    """What a source is called from any folder of this machine."""
+    if is_public(source):
+        return source
+    if source.startswith("hub:"):
+        folder, colon, rest = source.removeprefix("hub:").partition(":")
+        return f"hub:{Path(folder).absolute()}{colon}{rest}"
+    return str(Path(source).absolute())
+
+
+def is_public(source: str) -> bool:
+    """Whether a source is the same everywhere, and not somebody's file or folder."""
+    dataset = source.removeprefix("hub:").partition(":")[0]
+    on_hub = source.startswith("hub:") and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) and not Path(dataset).exists()
+    return source in (PYTHON_DOCS, "wikitext") or bool(on_hub)
 
 
 def read(source: str) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -9,7 +10,22 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ffncompress.errors import FfncompressError
+from ffncompress.words import in_short
+
 T = TypeVar("T")
+
+
+def rank() -> int:
+    """Which of the processes that a launcher started this one is, by the launcher's own word.
+
+    Raises:
+        FfncompressError: the word is not a number.
+    """
+    word = os.environ.get("RANK", "0")
+    if not word.isdecimal():
+        raise FfncompressError(f"the environment says RANK={word}, which is no process's number; unset it")
+    return int(word)
 
 
 class Track(Protocol):
@@ -30,6 +46,22 @@ def stage(track: Track, description: str) -> Iterator[None]:
         yield
 
 
+def usable_device(name: str) -> torch.device:
+    """A device by its name, tried before anything is loaded onto it.
+
+    Raises:
+        FfncompressError: there is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except Exception as error:  # torch has a kind for every backend
+        raise FfncompressError(
+            f"--device {name}: no such device here ({in_short(error)}); give cpu, cuda, cuda:1, or leave it out"
+        ) from error
+    return device
+
+
 class Workers:
     """The processes of this run, as accelerate sees them.
 
@@ -40,8 +72,14 @@ class Workers:
         from accelerate import Accelerator
 
         use_cpu = device == "cpu" or not torch.cuda.is_available()
-        self._accelerator = Accelerator(cpu=use_cpu)
-        self.device = torch.device(device) if device not in ("auto", "cpu") else self._accelerator.device
+        try:
+            self._accelerator = Accelerator(cpu=use_cpu)
+        except (ValueError, RuntimeError, KeyError) as error:  # RANK, WORLD_SIZE, MASTER_ADDR and their like
+            raise FfncompressError(
+                f"the processes of this run cannot be set up ({in_short(error)}); "
+                "start it with torchrun, or unset RANK and WORLD_SIZE"
+            ) from error
+        self.device = self._accelerator.device if device in ("auto", "cpu") else usable_device(device)
 
     @property
     def count(self) -> int:

@@ -41,7 +41,7 @@ def test_an_ffn_that_goes_on_after_its_output_projection_is_refused() -> None:
     ffn = model.model.layers[0].mlp
     own = ffn.forward
     ffn.forward = lambda x: 2 * own(x)
-    with pytest.raises(ModelError, match="olmo: its FFN goes on after its output projection"):
+    with pytest.raises(ModelError, match="olmo: layer 0: its FFN goes on after its output projection"):
         find_blocks(model)
 
 

@@ -60,8 +60,8 @@ def test_a_missing_recipe(tmp_path: Path) -> None:
     ("command", "section", "elsewhere"),
     [
         ("plan", PlanSettings, {"model", "revision", "trust_remote_code", "output", "overwrite", "json_file"}),
-        ("apply", ApplySettings, {"plan_folder", "model", "output", "overwrite"}),
-        ("eval", EvalSettings, {"folder", "model", "json_file", "junit"}),
+        ("apply", ApplySettings, {"plan_folder", "model", "output", "overwrite", "trust_remote_code"}),
+        ("eval", EvalSettings, {"folder", "model", "json_file", "junit", "trust_remote_code"}),
         ("push", PushSettings, {"folder"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -39,8 +40,30 @@ _device_options = _options(
     click.option("--dtype", type=_DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
     click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
 )
+
+
+def _can_be_written(_context: click.Context, _option: click.Parameter, file: str | None) -> str | None:
+    """Said before the work, not after it."""
+    target = Path(file or ".")
+    if (
+        file
+        and file != "-"
+        and (target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK))
+    ):
+        raise click.BadParameter(f"{file}: cannot be written there; give a file in a folder that exists")
+    return file
+
+
+_trust = click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")
-_json = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - is standard output.")
+_json = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=_can_be_written,
+    help="Write the result as JSON; - is standard output.",
+)
+_junit = click.option("--junit", metavar="FILE", callback=_can_be_written, help="Write the verdict as JUnit XML.")
 
 
 @cli.command()
@@ -62,7 +85,7 @@ _json = click.option("--json", "json_file", metavar="FILE", help="Write the resu
 @click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with MODEL.")
+@_trust
 @_device_options
 @_overwrite
 @_json
@@ -115,7 +138,7 @@ def plan(
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of windows, fresh weights and the probe.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a MODEL.")
+@_trust
 @_device_options
 @click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
 @_json
@@ -158,9 +181,14 @@ def profile(
     "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
 )
 @click.option("--heal", type=float, metavar="MINUTES", help="Then distil the stand-ins for so long.  [default: do not]")
+@click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
+@_trust
 @_overwrite
-def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **settings: Any) -> None:
+def apply(
+    plan_folder: str, output: str, model: str | None, overwrite: bool, trust_remote_code: bool, data: tuple[str, ...],
+    **settings: Any,
+) -> None:  # fmt: skip
     """Install PLAN's replacements and save the slimmed model.
 
     Needs no calibration data, unless --heal asks for training on the plan's. The folder is reloaded and compared
@@ -171,7 +199,10 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
     from ffncompress.cli import console
 
     with console.progress() as track:
-        api.compress(plan_folder, output, model=model, overwrite=overwrite, track=track, **settings)
+        api.compress(
+            plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
+            data=list(data), **settings,
+        )  # fmt: skip
     console.print_artifact(output)
     console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
 
@@ -187,12 +218,14 @@ def apply(plan_folder: str, output: str, model: str | None, overwrite: bool, **s
 @click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
+@_trust
 @_device_options
 @_json
-@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
+@_junit
 def evaluate(
-    folder: str, also: tuple[str, ...], model: str | None, json_file: str | None, junit: str | None, **settings: Any
-) -> int:
+    folder: str, also: tuple[str, ...], model: str | None, trust_remote_code: bool, json_file: str | None,
+    junit: str | None, **settings: Any,
+) -> int:  # fmt: skip
     """Perplexity of OUT and of its base, and a verdict.
 
     The perplexity is lm-eval's. Exit code 0: within the limit. 1: the gate failed. 2: bad input.
@@ -203,7 +236,9 @@ def evaluate(
     from ffncompress.cli import console
 
     with console.progress() as track:
-        result = api.evaluate(folder, model=model, track=track, also=list(also), **settings)
+        result = api.evaluate(
+            folder, model=model, trust_remote_code=trust_remote_code, track=track, also=list(also), **settings
+        )
     console.print_gate(result, to_stderr=json_file == "-")
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
@@ -231,34 +266,58 @@ def push(folder: str, repo: str, **settings: Any) -> None:
 
 
 @cli.command()
+@click.argument("folder", metavar="OUT")
+@_trust
+@_json
+def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
+    """Prove that OUT is whole and as it was written.
+
+    Every file is compared with the checksum that apply recorded, every tensor is loaded, and the model must answer a
+    fixed sequence as it did then. Exit code 2: it is not; what differs is named.
+    """
+    from ffncompress import api
+    from ffncompress.cli import console
+
+    with console.status(f"verifying {folder}"):
+        origin = api.verify(folder, trust_remote_code=trust_remote_code)
+    maker = f"ffncompress {origin.ffncompress_version}"
+    console.say(f"{folder}: whole, and as {maker} wrote it from {origin.base_model}", to_stderr=json_file == "-")
+    console.write_json(json_file, origin.model_dump_json(indent=1))
+
+
+@cli.command()
 @click.argument("recipe", metavar="RECIPE.yaml")
 @click.option("-o", "--output", metavar="FOLDER", help="In place of the recipe's output.")
+@_trust
 @_overwrite
 @_json
-@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
-def run(recipe: str, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
+@_junit
+def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
-    return _run(Path(recipe), output, overwrite, json_file, junit)
+    return _run(Path(recipe), trust_remote_code=trust_remote_code, **options)
 
 
 @cli.command()
 @click.option("-o", "--output", default="ffncompress-demo", show_default=True, metavar="FOLDER")
 @_json
-@click.option("--junit", metavar="FILE", help="Write the verdict as JUnit XML.")
+@_junit
 def demo(output: str, json_file: str | None, junit: str | None) -> int:
     """All of it on the embedded model, offline."""
     recipe = Path(str(files("ffncompress") / "demo" / "recipe.yaml"))
     return _run(recipe, output, True, json_file, junit)
 
 
-def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
+def _run(
+    recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None,
+    trust_remote_code: bool = False,
+) -> int:  # fmt: skip
     from ffncompress import api
     from ffncompress.cli import console
 
     to_stderr = json_file == "-"
     with console.progress() as track:
         result = api.run(
-            recipe, output=output, overwrite=overwrite, track=track,
+            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
             report=lambda made: console.print_stage(made, to_stderr=to_stderr),
         )  # fmt: skip
     console.write_json(json_file, result.model_dump_json(indent=1))
@@ -272,7 +331,7 @@ def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | Non
 @_json
 def show(folder: str, json_file: str | None) -> None:
     """What a plan, a slimmed model or a report is, and why."""
-    from ffncompress import artifact
+    from ffncompress import origin
     from ffncompress.cli import console
     from ffncompress.plans import Plan
     from ffncompress.profiling.records import STUDY_FILE, Study
@@ -283,8 +342,10 @@ def show(folder: str, json_file: str | None) -> None:
             console.print_study(study)
         console.write_json(json_file, study.model_dump_json(indent=1))
         return
-    is_artifact = artifact.is_artifact(folder)
-    made = artifact.read_plan(folder) if is_artifact else Plan.load(folder)
+    is_artifact = origin.is_artifact(folder)
+    if is_artifact:
+        origin.verify_files(folder)
+    made = origin.read_plan(folder) if is_artifact else Plan.load(folder)
     if json_file != "-":
         console.print_plan(made, reasons=True)
         if is_artifact:

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ffncompress.workers import Track, silent
+from ffncompress.words import plain
+from ffncompress.workers import Track, rank, silent
 
 if TYPE_CHECKING:
     from ffncompress.plans import Option, Plan, Swap
@@ -26,11 +27,32 @@ T = TypeVar("T")
 _WIDTH = 100
 
 
+class _Console(Console):
+    """Shows strings that a stranger may have written: as they are, and obeying nothing in them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        shown = [Text(plain(o.plain), style=o.style) if isinstance(o, Text) else o for o in objects]
+        super().print(*shown, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Nobody reads on (`ffncompress show PLAN | head`): that is no error, and the exit code stays the verdict's."""
+        stop_printing()
+
+
+def stop_printing() -> None:
+    """Send the rest of standard output nowhere, also what Python flushes as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Table(Table):
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def _console(to_stderr: bool = False) -> Console:
     """A console for what is read: 100 columns at most, or when piped; only the first process speaks."""
     stream = sys.stderr if to_stderr else sys.stdout
-    quiet = int(os.environ.get("RANK", "0")) > 0
-    made = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False)
+    made = _Console(file=stream, quiet=rank() > 0, highlight=False, soft_wrap=False, markup=False, emoji=False)
     made.width = min(made.width, _WIDTH) if made.is_terminal else _WIDTH
     return made
 
@@ -68,7 +90,7 @@ def status(description: str) -> Iterator[None]:
 
 def _table(*columns: str) -> Table:
     """A bare table; a column named "x:text" is set left, the others are numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table = _Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for column in columns:
         name, _, kind = column.partition(":")
         table.add_column(name, justify="left" if kind else "right", no_wrap=True)
@@ -220,23 +242,21 @@ def _kept(plan: Plan) -> str:
 
 def print_artifact(folder: str | Path) -> None:
     """Where a checkpoint came from and how it fared."""
-    from ffncompress.artifact import read_gate, read_origin
-    from ffncompress.errors import ArtifactError
-    from ffncompress.report import GateResult
+    from ffncompress.origin import GATE_FILE, META, read_gate, read_origin
 
     origin = read_origin(folder)
-    revision = f" at {origin['base_revision']}" if origin["base_revision"] else ""
+    revision = f" at {origin.base_revision}" if origin.base_revision else ""
     say(
-        f"{folder}: {origin['base_model']}{revision} with {origin['parameters_after']:,} of "
-        f"{origin['parameters_before']:,} parameters"
+        f"{folder}: {origin.base_model}{revision} with {origin.parameters_after:,} of "
+        f"{origin.parameters_before:,} parameters"
     )
-    if healing := origin.get("healing"):
-        words = "healed in {minutes:g} min, {steps:,} steps: perplexity {closed_form:.2f} to {healed:.2f}, choose text"
-        words += "" if healing["kept"] else "; no better, so not kept"
-        say(words.format(**healing))
-    try:
-        print_gate(GateResult.model_validate(read_gate(folder)))
-    except ArtifactError:
+    if (healing := origin.healing) is not None:
+        words = f"healed in {healing.minutes:g} min, {healing.steps:,} steps: "
+        words += f"perplexity {healing.closed_form:.2f} to {healing.healed:.2f}, choose text"
+        say(words if healing.kept else f"{words}; no better, so not kept")
+    if (Path(folder) / META / GATE_FILE).exists():
+        print_gate(read_gate(folder))
+    else:
         say("not evaluated yet")
 
 
@@ -280,7 +300,11 @@ def write_json(file: str | None, content: str) -> None:
     from ffncompress.staging import write_file
 
     if file == "-":
-        sys.stdout.write(content + "\n")
+        try:
+            sys.stdout.write(content + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            stop_printing()
     elif file:
         write_file(file, content + "\n")
 
@@ -293,10 +317,10 @@ def write_junit(file: str, result: GateResult) -> None:
     suite.set("failures", str(0 if result.passed else 1))
     for text in (result.main, *result.also):
         case = ElementTree.SubElement(
-            suite, "testcase", classname="ffncompress.gate", name=f"perplexity on {text.text}"
+            suite, "testcase", classname="ffncompress.gate", name=plain(f"perplexity on {text.text}")
         )
         base, slimmed = text.headline
-        summary = f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}"
+        summary = plain(f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}")
         ElementTree.SubElement(case, "system-out").text = summary
         if text is result.main and not result.passed:
             ElementTree.SubElement(case, "failure", message=summary)

@@ -1,6 +1,7 @@
 """Models: where they come from, and where their FFNs live."""
 
 from ffncompress.models.families import (
+    STAND_IN,
     Block,
     Layout,
     count_parameters,
@@ -22,11 +23,13 @@ from ffncompress.models.loading import (
     load_model,
     load_random,
     load_tokenizer,
+    load_whole,
     quiet_bars,
 )
 
 __all__ = [
     "EMBEDDED",
+    "STAND_IN",
     "Block",
     "Layout",
     "ModelSource",
@@ -41,6 +44,7 @@ __all__ = [
     "load_model",
     "load_random",
     "load_tokenizer",
+    "load_whole",
     "oriented",
     "out_projection",
     "quiet_bars",

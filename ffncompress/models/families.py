@@ -1,8 +1,8 @@
 """Where the FFNs of a model live: one table, and a generic look behind it.
 
 A row names the projections of one FFN layout; a model type points at its row. A model type that is not in the
-table is accepted when its layers hold an FFN of a known layout whose output reaches the residual stream
-unchanged, which is checked on a forward pass, not assumed.
+table is accepted when its layers hold an FFN of a known layout. That the output of every one of them reaches the
+residual stream unchanged is checked on a forward pass, not assumed, for types in the table too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.errors import ModelError
+from ffncompress.errors import ModelError, NumericsError
+from ffncompress.words import in_short
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ GPT2 = Layout(("c_fc",), "c_proj")
 NEOX = Layout(("dense_h_to_4h",), "dense_4h_to_h")
 GATED = Layout(("gate_proj", "up_proj"), "down_proj")
 LAYOUTS = (GPT2, NEOX, GATED)
+STAND_IN = "is_ffncompress_stand_in"  # the attribute that tells a stand-in from an FFN
 
 FAMILIES = {
     "gpt2": GPT2,
@@ -82,6 +84,8 @@ def find_blocks(model: nn.Module) -> list[Block]:
         ModelError: the model's FFNs are not of a supported kind.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", "unknown")
+    if any(getattr(module, STAND_IN, False) for module in model.modules()):
+        raise ModelError(f"this {model_type} is slimmed already, and is not slimmed twice; start from its base model")
     layers_path, layers = _decoder_layers(model, model_type)
     known = FAMILIES.get(model_type)
     blocks = []
@@ -92,10 +96,8 @@ def find_blocks(model: nn.Module) -> list[Block]:
         name, layout = found
         layer_path = f"{layers_path}.{index}"
         blocks.append(_block(index, f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
-    if not known:
-        scale = _check_residual(model, blocks, model_type)
-        blocks = [replace(block, scale=scale) for block in blocks]
-    return blocks
+    scales = _check_residuals(model, blocks, model_type)
+    return [replace(block, scale=scale) for block, scale in zip(blocks, scales, strict=True)]
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
@@ -187,38 +189,80 @@ def out_projection(model: nn.Module, block: Block) -> tuple[Tensor, Tensor | Non
 
 
 @torch.inference_mode()
-def _check_residual(model: nn.Module, blocks: list[Block], model_type: str) -> float:
-    """Silence the first FFN: the layer's output must lose just what the FFN had returned, times the scale returned."""
-    block = blocks[0]
-    ffn, layer = model.get_submodule(block.path), model.get_submodule(block.layer_path)
-    seen: dict[str, Any] = {}
+def _check_residuals(model: nn.Module, blocks: list[Block], model_type: str) -> list[float]:
+    """Silence each FFN: its layer's output must lose just what the FFN had returned, times a scale, which is returned.
+
+    One forward pass: at each layer's end the layer is run once more on the same input, with its FFN silent.
+    """
+    scales: list[float] = []
+    seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            seen[name] = output[0] if isinstance(output, tuple) else output
+            seen[name] = _first(output).clone()  # a clone: some families add to it in place
 
         return hook
 
     def silence(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
         return torch.zeros_like(output)
 
+    def at_layer(block: Block) -> Any:
+        def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            spoken = _first(output).clone()
+            handle = model.get_submodule(block.path).register_forward_hook(silence)
+            y, projected = seen["ffn"], seen["projected"]
+            try:
+                silent = _first(layer.forward(*args, **kwargs))
+            finally:
+                handle.remove()
+            scales.append(_scale(block, model_type, y, projected, spoken, silent))
+
+        return hook
+
+    handles = []
+    for block in blocks:
+        layer = model.get_submodule(block.layer_path)
+        handles.append(model.get_submodule(block.out_path).register_forward_hook(keep("projected")))
+        handles.append(model.get_submodule(block.path).register_forward_hook(keep("ffn")))
+        handles.append(layer.register_forward_hook(at_layer(block), with_kwargs=True))
     ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
-    handles = [ffn.register_forward_hook(keep("ffn")), layer.register_forward_hook(keep("with"))]
-    handles.append(model.get_submodule(block.out_path).register_forward_hook(keep("projected")))
-    model(ids, use_cache=False)
-    handles += [ffn.register_forward_hook(silence), layer.register_forward_hook(keep("without"))]
-    spoken, projected = (seen["ffn"], seen["with"]), seen["projected"]
     try:
-        model(ids, use_cache=False)
-    except Exception as error:
-        raise _unsupported(model_type, "its FFN does not return one tensor") from error
+        model(input_ids=ids, use_cache=False)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a family's own code says of it
+        raise _unsupported(model_type, f"it does not run on plain token ids ({in_short(error)})") from error
     finally:
         for handle in handles:
             handle.remove()
-    if spoken[0].shape != projected.shape or not torch.allclose(spoken[0], projected):
-        raise _unsupported(model_type, "its FFN goes on after its output projection")
-    y, lost = spoken[0].double().flatten(), (spoken[1] - seen["without"]).double().flatten()
-    scale = (y @ lost) / (y @ y)  # some families scale what they add
-    if not torch.allclose(lost, scale * y, rtol=1e-2, atol=1e-2 * float(y.abs().max() * scale.abs())):
-        raise _unsupported(model_type, "its FFN's output does not reach the residual stream as it is")
-    return 1.0 if abs(scale - 1) < 1e-2 else float(scale)
+    if len(scales) != len(blocks):
+        raise _unsupported(model_type, f"{len(scales)} of its {len(blocks)} FFNs ran in a forward pass")
+    return scales
+
+
+def _scale(block: Block, model_type: str, y: Tensor, projected: Tensor, spoken: Tensor, silent: Tensor) -> float:
+    """By what a layer multiplies its FFN's output y before adding it, from its output with and without it."""
+    where = f"layer {block.index}: its FFN"
+    if y.shape != projected.shape or not torch.allclose(y, projected, equal_nan=True):
+        raise _unsupported(model_type, f"{where} goes on after its output projection")
+    rounding = 4 * torch.finfo(y.dtype).eps  # of the stream, which may be a thousand times as long as y
+    y, spoken, silent = (t.double().flatten() for t in (y, spoken, silent))
+    if not (y.isfinite().all() and spoken.isfinite().all()):
+        raise NumericsError(
+            f"block {block.index} ({block.path}) gives NaN or infinite activations; "
+            "try --dtype float32, or check the model's weights"
+        )
+    slack = 1e-2 * (y.abs() + y.abs().max()) + rounding * (spoken.abs() + silent.abs())
+    energy = (y @ y).clamp_min(1e-300)
+    for scale in (1.0, float(y @ (spoken - silent) / energy)):  # some families scale what they add
+        if ((spoken - silent - scale * y).abs() <= slack * max(1.0, abs(scale))).all():
+            return scale
+    raise _unsupported(model_type, f"{where}'s output does not reach the residual stream as it is")
+
+
+def _first(output: Any) -> Tensor:
+    """The hidden state of a layer's output, which may be a tuple."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"a {type(tensor).__name__} where a tensor was expected")
+    return tensor

@@ -227,5 +227,5 @@ class Study(_Record):
             raise ArtifactError(
                 f"{directory}: there is no {STUDY_FILE} in it; make one: ffncompress profile MODEL"
             ) from error
-        except (ValueError, AttributeError, ValidationError) as error:
+        except (ValueError, AttributeError, RecursionError, ValidationError) as error:
             raise ArtifactError(f"{file}: corrupted; make it again: ffncompress profile MODEL") from error

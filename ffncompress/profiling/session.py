@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile,
 from ffncompress.profiling.stages import Stages
 from ffncompress.profiling.subjects import Subject
 from ffncompress.recovery import LinearFit
+from ffncompress.texts import public_name
 
 
 class Session:
@@ -38,7 +38,7 @@ class Session:
 
     @property
     def label(self) -> str:
-        return f"{self.subject.name}, {Path(self.text).name}"
+        return f"{self.subject.name}, {public_name(self.text)}"
 
     @property
     def on_first_text(self) -> bool:
@@ -112,12 +112,12 @@ class Session:
                 )
             )  # fmt: skip
         return Profile(
-            model=subject.source.name,
+            model=subject.source.label,
             variant=subject.variant,
             family=subject.model.config.model_type,
             fingerprint=subject.facts["weights"],
             parameters=count_parameters(subject.model),
-            text=self.text,
+            text=public_name(self.text),
             fit_tokens=corpus.fit.numel(),
             held_out_tokens=corpus.choose.numel(),
             context=settings.seq_len,
@@ -151,7 +151,7 @@ class Session:
         scores = profile.blocks[index].scores
         return Pitfall(
             model=profile.model,
-            text=self.text,
+            text=profile.text,
             block=index,
             condition_number=scores.condition_number,
             dynamic_range=scores.dynamic_range,

@@ -14,6 +14,7 @@ from ffncompress.profiling.session import Session
 from ffncompress.profiling.stages import Stages
 from ffncompress.profiling.subjects import Subject, fed, find_subjects
 from ffncompress.settings import ProfileSettings
+from ffncompress.texts import public_name
 from ffncompress.workers import Track, Workers, silent
 
 
@@ -50,7 +51,12 @@ def make_study(
     trained = [profile for profile in profiles if not profile.variant]
     study = Study(
         ffncompress_version=__version__,
-        settings=settings,
+        settings=settings.model_copy(
+            update={
+                "data": [public_name(text) for text in settings.data],
+                "revisions": [Path(step).name for step in settings.revisions],
+            }
+        ),
         profiles=profiles,
         agreements=agreements(trained),
         pitfalls=pitfalls,
@@ -69,7 +75,7 @@ def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: Stage
         text = giver.texts[0]
         sessions = [Session(giver, text, stages), Session(taker, taker.texts[0], stages)]
         r2 = [
-            next(p.r2 for p in profiles if (p.name, p.text) == (session.subject.name, session.text))
+            next(p.r2 for p in profiles if (p.name, p.text) == (session.subject.name, public_name(session.text)))
             for session in sessions
         ]
         facts = {"giver": sessions[0].facts, "taker": sessions[1].facts}
@@ -91,7 +97,7 @@ def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: Stage
         columns = [[getattr(block, what) for block in blocks] for what in ("own", "raw", "matched", "giver")]
         found.append(
             CrossFeed(
-                model=taker.name, giver=giver.name, text=text, fit_tokens=sessions[0].corpus.fit.numel(),
+                model=taker.name, giver=giver.name, text=public_name(text), fit_tokens=sessions[0].corpus.fit.numel(),
                 held_out_tokens=sessions[0].corpus.choose.numel(), context=giver.settings.seq_len,
                 seed=giver.settings.seed, blocks=blocks, verdict=verdict(*columns),
             )

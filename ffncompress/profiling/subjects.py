@@ -24,7 +24,7 @@ from ffncompress.models import (
     load_tokenizer,
 )
 from ffncompress.settings import PlanSettings, ProfileSettings
-from ffncompress.texts import PYTHON_DOCS
+from ffncompress.texts import PYTHON_DOCS, public_name
 from ffncompress.workers import Track, Workers, stage
 
 RANDOM = "random"
@@ -44,7 +44,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        return Path(self.source.name).name + (f" ({self.variant})" if self.variant else "")
+        return Path(self.source.label).name + (f" ({self.variant})" if self.variant else "")
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def find_subjects(
         found.append(subject(source))
         if settings.against_random:
             found.append(subject(source, RANDOM))
-    names = [each.name for each in found]
-    if len(set(names)) < len(names):
-        raise FfncompressError(f"two models are called {max(names, key=names.count)}; rename one of the folders")
+    for kind, names in (("models", [each.name for each in found]), ("texts", [*map(public_name, settings.data)])):
+        if len(set(names)) < len(names):
+            raise FfncompressError(f"two {kind} are called {max(names, key=names.count)}; rename one of them")
     if settings.cross_feed:
         _check_widths(found)
     return found
