@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ffncompress.artifact import CARD_FILE, GATE_FILE, META
 from ffncompress.errors import FfncompressError
 from ffncompress.gate import run_gate
+from ffncompress.locks import locked
+from ffncompress.manifest import MANIFEST_FILE, Manifest
+from ffncompress.models.loading import EMBEDDED
+from ffncompress.outputs import claimed
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
 from ffncompress.report import GateResult
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
 from ffncompress.workers import Track, Workers, silent
+
+AMENDED = (CARD_FILE, f"{META}/{GATE_FILE}")  # files of a checkpoint that later verbs rewrite
 
 
 def plan(
@@ -39,21 +47,20 @@ def plan(
     """
     from ffncompress.planner import make_plan
     from ffncompress.replan import replan
-    from ffncompress.staging import check_free
 
     checked = _settings(PlanSettings, settings)
     workers = Workers(checked.device)
-    if workers.is_main:
-        check_free(output, overwrite=overwrite)
-    moments = None
-    if (Path(model) / PLAN_FILE).is_file():
-        made, tensors = replan(model, checked, track)
-    else:
-        made, tensors, moments = make_plan(
-            model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
-        )
-    if workers.is_main:
-        made = made.save(output, tensors, moments, overwrite=overwrite)
+    inputs = [_local(model), *checked.data, *checked.choose_data]
+    with claimed(output, "plan", overwrite=overwrite, inputs=inputs) if workers.is_main else nullcontext():
+        moments = None
+        if (Path(model) / PLAN_FILE).is_file():
+            made, tensors = replan(model, checked, track)
+        else:
+            made, tensors, moments = make_plan(
+                model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
+            )
+        if workers.is_main:
+            made = made.save(output, tensors, moments, overwrite=overwrite)
     workers.wait()
     return made
 
@@ -111,9 +118,10 @@ def compress(
     from ffncompress.artifact import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    return save_compressed(
-        plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite, track=track
-    )
+    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, _local(model)]):
+        return save_compressed(
+            plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite, track=track
+        )
 
 
 def evaluate(directory: str | Path, *, model: str | None = None, track: Track = silent, **settings: Any) -> GateResult:
@@ -125,14 +133,18 @@ def evaluate(directory: str | Path, *, model: str | None = None, track: Track = 
         track: wraps each long loop, for a progress bar.
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
-    return run_gate(directory, _settings(EvalSettings, settings), model_name=model, track=track)
+    checked = _settings(EvalSettings, settings)
+    with _amended(directory):
+        return run_gate(directory, checked, model_name=model, track=track)
 
 
 def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:
     """Upload a checkpoint that passed its gate, with a model card; returns the commit's address."""
     from ffncompress.hub import push_to_hub
 
-    return push_to_hub(directory, _settings(PushSettings, {"repo": repo, **settings}), token=token)
+    checked = _settings(PushSettings, {"repo": repo, **settings})
+    with _amended(directory):
+        return push_to_hub(directory, checked, token=token)
 
 
 def run(
@@ -152,12 +164,11 @@ def run(
         track: wraps each long loop, for a progress bar.
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
-    from ffncompress.staging import check_free
-
     recipe, text = Recipe.read(recipe_file)
     target = Path(output or recipe.output)
     plan_directory = target.with_name(f"{target.name}-plan")
-    check_free(target, overwrite=overwrite)
+    with claimed(target, "checkpoint", overwrite=overwrite):
+        pass
     report(
         plan(
             recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code,
@@ -171,6 +182,21 @@ def run(
     if recipe.push and (result.passed or recipe.push.force):
         report(push(target, **recipe.push.model_dump()))
     return result
+
+
+def _local(model: str | None) -> str | None:
+    """Where a model may lie here; the embedded one is called by no path."""
+    return None if model == EMBEDDED else model
+
+
+@contextmanager
+def _amended(directory: str | Path) -> Iterator[None]:
+    """A checkpoint that is ours alone within, and whose manifest then records what was rewritten in place."""
+    with locked(directory):
+        yield
+        if (Path(directory) / MANIFEST_FILE).is_file():
+            names = [name for name in AMENDED if (Path(directory) / name).is_file()]
+            Manifest.read(directory).record(Path(directory), names)
 
 
 def _settings(kind: Any, values: dict[str, Any]) -> Any:

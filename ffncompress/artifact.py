@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, PlanError
+from ffncompress.manifest import Manifest
 from ffncompress.models import (
     ModelSource,
     context_of,
@@ -32,11 +34,12 @@ from ffncompress.models import (
     load_tokenizer,
     quiet_bars,
 )
+from ffncompress.outputs import staged_directory
 from ffncompress.patcher import base_source, shape_of, stand_ins
+from ffncompress.places import check_place
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, register, spec_of
 from ffncompress.settings import ApplySettings
-from ffncompress.staging import check_free, staged_directory
 from ffncompress.workers import Track, silent, stage
 
 META = "ffncompress"
@@ -52,6 +55,7 @@ def save_compressed(
     recipe: str | None = None,
     overwrite: bool = False,
     track: Track = silent,
+    placing: Callable[[Manifest], None] = lambda _: None,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
 
@@ -63,7 +67,6 @@ def save_compressed(
         ArtifactError: the output exists, the disk is full, or the reloaded model differs.
     """
     settings = settings or ApplySettings()
-    check_free(output, overwrite=overwrite)
     plan = Plan.load(plan_directory)
     tensors = plan.load_tensors(plan_directory)
     if not plan.replaced and not settings.allow_empty:
@@ -72,6 +75,8 @@ def save_compressed(
             "plan again with another limit, or pass --allow-empty for a plain copy"
         )
     source = base_source(plan, model_name)
+    inputs = [plan_directory, source.directory, *plan.settings.data, *plan.settings.choose_data]
+    check_place(output, inputs)
     with stage(track, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
     layouts = {block.path: block.layout for block in find_blocks(model)}
@@ -81,7 +86,7 @@ def save_compressed(
         model.config.quantization_config = FfncompressConfig(
             {b.path: spec_of(shape_of(b), layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )
-    with staged_directory(output, overwrite=overwrite) as folder:
+    with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with stage(track, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
         tokenizer.save_pretrained(folder)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress.errors import PlanError
+from ffncompress.manifest import Manifest
+from ffncompress.outputs import staged_directory
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
-from ffncompress.staging import staged_directory
 
 SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
@@ -208,13 +210,14 @@ class Plan(_Record):
         moments: dict[str, Any] | None = None,
         *,
         overwrite: bool = False,
+        placing: Callable[[Manifest], None] = lambda _: None,
     ) -> Plan:
         """Write the plan folder, whole or not at all; returns the plan as it was written."""
         from safetensors.torch import save_file
 
         from ffncompress.figures import draw_frontier, draw_profile
 
-        with staged_directory(directory, overwrite=overwrite) as stage:
+        with staged_directory(directory, "plan", overwrite=overwrite, placing=placing) as stage:
             save_file(tensors, stage / TENSOR_FILE, metadata={"format": "pt"})
             if moments is not None:
                 save_file(moments, stage / MOMENTS_FILE)

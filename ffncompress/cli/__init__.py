@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ _FAILED = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 gate failed, 2 bad input, 130 interrupted."""
     _quieten()
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(arguments))
 
 
@@ -36,6 +38,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ffncompress show PLAN | head`
         sys.stderr.close()
         return 0
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    """End like Ctrl-C: tidily; asked again, at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _say(message: str) -> None:
