@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate import run_gate
+from ffncompress.locks import locked
+from ffncompress.models import EMBEDDED
 from ffncompress.origin import Origin
+from ffncompress.outputs import claimed
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
@@ -40,21 +44,20 @@ def plan(
     """
     from ffncompress.planner import make_plan
     from ffncompress.replan import replan
-    from ffncompress.staging import check_free
 
     checked = _settings(PlanSettings, settings)
     workers = Workers(checked.device)
-    if workers.is_main:
-        check_free(output, overwrite=overwrite)
-    moments = None
-    if _is_plan(model):
-        made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
-    else:
-        made, tensors, moments = make_plan(
-            model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
-        )
-    if workers.is_main:
-        made = made.save(output, tensors, moments, overwrite=overwrite)
+    inputs = [_local(model), *checked.data, *checked.choose_data]
+    with claimed(output, "plan", overwrite=overwrite, inputs=inputs) if workers.is_main else nullcontext():
+        moments = None
+        if _is_plan(model):
+            made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
+        else:
+            made, tensors, moments = make_plan(
+                model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
+            )
+        if workers.is_main:
+            made = made.save(output, tensors, moments, overwrite=overwrite)
     workers.wait()
     return made
 
@@ -114,10 +117,11 @@ def compress(
     from ffncompress.artifact import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    return save_compressed(
-        plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
-        trust_remote_code=trust_remote_code, track=track,
-    )  # fmt: skip
+    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, _local(model)]):
+        return save_compressed(
+            plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
+            trust_remote_code=trust_remote_code, track=track,
+        )  # fmt: skip
 
 
 def evaluate(
@@ -138,7 +142,8 @@ def evaluate(
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
     checked = _settings(EvalSettings, settings)
-    return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
+    with locked(directory):
+        return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
 
 
 def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
@@ -157,7 +162,9 @@ def push(directory: str | Path, repo: str, *, token: str | None = None, **settin
     """Upload a checkpoint that passed its gate, with a model card; returns the commit's address."""
     from ffncompress.hub import push_to_hub
 
-    return push_to_hub(directory, _settings(PushSettings, {"repo": repo, **settings}), token=token)
+    checked = _settings(PushSettings, {"repo": repo, **settings})
+    with locked(directory):
+        return push_to_hub(directory, checked, token=token)
 
 
 def run(
@@ -179,8 +186,6 @@ def run(
         track: wraps each long loop, for a progress bar.
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
-    from ffncompress.staging import check_free
-
     recipe, text = Recipe.read(recipe_file)
     if recipe.trust_remote_code and not trust_remote_code:
         raise RecipeError(
@@ -189,7 +194,8 @@ def run(
         )
     target = Path(output or recipe.output)
     plan_directory = target.with_name(f"{target.name}-plan")
-    check_free(target, overwrite=overwrite)
+    with claimed(target, "checkpoint", overwrite=overwrite):
+        pass
     report(
         plan(
             recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=trust_remote_code,
@@ -215,6 +221,11 @@ def _is_plan(model: Any) -> bool:
         return (Path(model) / PLAN_FILE).is_file()
     except (TypeError, ValueError, OSError) as error:
         raise FfncompressError("give the model by its name: a Hub id, a folder or a .gguf file") from error
+
+
+def _local(model: str | None) -> str | None:
+    """Where a model may lie here; the embedded one is called by no path."""
+    return None if model == EMBEDDED else model
 
 
 def _settings(kind: Any, values: dict[str, Any]) -> Any:

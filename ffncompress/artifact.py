@@ -14,6 +14,7 @@ It is written beside its place, reloaded from there, compared with the model in 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ffncompress.card import write_card
 from ffncompress.corpus import gather_text, known_texts
 from ffncompress.errors import ArtifactError, FfncompressError, PlanError, TextError
 from ffncompress.heal import Healing, heal_
+from ffncompress.manifest import Manifest
 from ffncompress.models import (
     ModelSource,
     context_of,
@@ -36,13 +38,14 @@ from ffncompress.models import (
     load_whole,
     quiet_bars,
 )
+from ffncompress.notebook import note_place
 from ffncompress.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE, Origin, read_origin, verify_files
+from ffncompress.outputs import staged_directory
 from ffncompress.patcher import base_source, proof_of, prove, shape_of, stand_ins
-from ffncompress.places import note_place
+from ffncompress.places import check_place
 from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
 from ffncompress.plugin import FfncompressConfig, guard_, register, spec_of
 from ffncompress.settings import ApplySettings
-from ffncompress.staging import check_free, staged_directory
 from ffncompress.words import in_short
 from ffncompress.workers import Track, silent, stage
 
@@ -57,6 +60,7 @@ def save_compressed(
     overwrite: bool = False,
     trust_remote_code: bool = False,
     track: Track = silent,
+    placing: Callable[[Manifest], None] = lambda _: None,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
 
@@ -68,7 +72,6 @@ def save_compressed(
         ArtifactError: the output exists, the disk is full, or the reloaded model differs.
     """
     settings = settings or ApplySettings()
-    check_free(output, overwrite=overwrite)
     plan = Plan.load(plan_directory)
     tensors = plan.load_tensors(plan_directory)
     if not plan.replaced and not settings.allow_empty:
@@ -77,6 +80,8 @@ def save_compressed(
             "plan again with another limit, or pass --allow-empty for a plain copy"
         )
     source = base_source(plan, model_name, trust_remote_code=trust_remote_code)
+    inputs = [plan_directory, source.directory]
+    check_place(output, inputs)
     with stage(track, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
     layouts = {block.path: block.layout for block in find_blocks(model)}
@@ -89,7 +94,7 @@ def save_compressed(
         )
         guard_(model.config, ours)
         model.config.quantization_config = ours
-    with staged_directory(output, overwrite=overwrite) as folder:
+    with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with stage(track, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
         tokenizer.save_pretrained(folder)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ffncompress import texts
 from ffncompress.errors import TextError
 from ffncompress.models import ModelSource
-from ffncompress.places import note_place, place_of
+from ffncompress.notebook import note_place, place_of
 from ffncompress.plans import Plan, TextRef
 from ffncompress.settings import PlanSettings
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ffncompress import __version__, texts
 from ffncompress.errors import ArtifactError, TextError
-from ffncompress.places import cache_folder
+from ffncompress.notebook import cache_folder
 from ffncompress.settings import EvalSettings
 from ffncompress.staging import write_file
 from ffncompress.workers import Track

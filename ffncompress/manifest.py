@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
+from ffncompress.staging import write_file
 
 MANIFEST_FILE = "ffncompress.json"
 Kind = Literal["plan", "checkpoint", "report", "working"]  # working: the unfinished stages of another kind
@@ -64,22 +65,25 @@ class Manifest(BaseModel):
     def write(cls, directory: Path, kind: Kind) -> Manifest:
         """Record all that lies in a folder that is about to be put in its place."""
         made = cls(kind=kind, files={name: FileRecord.of(directory / name) for name in sorted(_names(directory))})
-        made._save(directory)
+        made.save(directory)
         return made
 
     def record(self, directory: Path, names: Collection[str]) -> Manifest:
         """Take over files that we ourselves have just rewritten in place."""
         files = self.files | {name: FileRecord.of(directory / name) for name in names}
         made = self.model_copy(update={"files": dict(sorted(files.items()))})
-        made._save(directory)
+        made.save(directory)
         return made
 
-    def changes(self, directory: str | Path, names: Collection[str] | None = None) -> list[str]:
+    def changes(
+        self, directory: str | Path, names: Collection[str] | None = None, *, hashed_up_to: int | None = None
+    ) -> list[str]:
         """What differs from the record, a few words each: the empty list means that nothing does.
 
         Args:
             directory: the folder.
             names: look at these files alone; none: at all, and at what was added.
+            hashed_up_to: compare files of more bytes than this by their size alone; none: hash them all.
         """
         folder, found = Path(directory), []
         present = _names(folder)
@@ -91,15 +95,16 @@ class Manifest(BaseModel):
                 found.append(f"{name} is missing")
             elif (folder / name).stat().st_size != record.bytes:
                 found.append(f"{name} has another size")
+            elif hashed_up_to is not None and record.bytes > hashed_up_to:
+                continue
             elif sha256_of(folder / name) != record.sha256:
                 found.append(f"{name} has another content")
         if names is None:
             found += [f"{name} was added" for name in sorted(present - self.files.keys())]
         return found
 
-    def _save(self, directory: Path) -> None:
-        from ffncompress.staging import write_file
-
+    def save(self, directory: Path) -> None:
+        """Write it into a folder."""
         write_file(directory / MANIFEST_FILE, self.model_dump_json(indent=1) + "\n")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ffncompress.errors import ModelError, PlanError
 from ffncompress.models import EMBEDDED, Block, ModelSource, find_blocks, find_model, install_, installed
 from ffncompress.modules import Shape, empty
-from ffncompress.places import place_of
+from ffncompress.notebook import place_of
 from ffncompress.plans import BaseRef, BlockPlan, Plan, Proof
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05  # of a loss: round-off of float32, and of 16 bits

@@ -14,8 +14,8 @@ from ffncompress import __version__
 from ffncompress.errors import BudgetError
 from ffncompress.latency import time_blocks
 from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed
+from ffncompress.notebook import note_place
 from ffncompress.patcher import proof_of
-from ffncompress.places import note_place
 from ffncompress.plans import BaseRef, BlockPlan, FrontierPoint, JointCheck, Plan
 from ffncompress.refit import refit
 from ffncompress.scoring import shape_of, tensors_of

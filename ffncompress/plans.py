@@ -10,15 +10,16 @@ PLAN/moments.safetensors         the moments of every block, where they were to 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ffncompress.errors import PlanError
-from ffncompress.manifest import sha256_of
+from ffncompress.manifest import Manifest, sha256_of
+from ffncompress.outputs import staged_directory
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
-from ffncompress.staging import staged_directory
 from ffncompress.texts import public_name
 from ffncompress.words import in_short
 
@@ -248,13 +249,14 @@ class Plan(_Record):
         moments: dict[str, Any] | None = None,
         *,
         overwrite: bool = False,
+        placing: Callable[[Manifest], None] = lambda _: None,
     ) -> Plan:
         """Write the plan folder, whole or not at all; returns the plan as it was written."""
         from safetensors.torch import save_file
 
         from ffncompress.figures import draw_frontier, draw_profile
 
-        with staged_directory(directory, overwrite=overwrite) as stage:
+        with staged_directory(directory, "plan", overwrite=overwrite, placing=placing) as stage:
             save_file(tensors, stage / TENSOR_FILE, metadata={"format": "pt"})
             if moments is not None:
                 save_file(moments, stage / MOMENTS_FILE)

@@ -13,7 +13,6 @@ the tokens.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.scoring import replacement, thin_out
 from ffncompress.swaps import handing_on
 from ffncompress.workers import Track, Workers, silent
+from ffncompress.working import spool
 
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 
@@ -64,8 +64,8 @@ def refit(
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
-    with tempfile.TemporaryDirectory(prefix="ffncompress-") as folder:
-        shelf = _Shelf(Path(folder))
+    with spool() as folder:
+        shelf = _Shelf(folder)
         for block in track(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             metric = None if metrics is None else metrics[block.index]

@@ -10,6 +10,7 @@ import ffncompress
 
 SURFACE = {
     "FfncompressError", "Plan", "apply_", "compress", "evaluate", "load", "patched", "plan", "profile", "push", "run",
+    "verify",
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
-    "errors", "words", "recovery", "workers", "settings", "staging", "manifest", "places", "models", "texts",
-    "calibration", "swaps", "forecast",
+    "errors", "words", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
+    "working", "stages", "notebook", "models", "texts", "calibration", "swaps", "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
     "survey", "planner", "replan", "plugin",
     "_autoload", "report", "heal", "origin", "card", "artifact", "profiling",

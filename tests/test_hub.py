@@ -67,7 +67,7 @@ def test_push_then_load_from_the_hub(gated_slim: Path, tmp_path: Path) -> None:
             hub.address, tmp_path, token=None,
         )  # fmt: skip
         assert other.returncode == 2
-        assert "not the weights that the plan was made for" in other.stderr
+        assert "not the weights, config and tokenizer that the plan was made for" in other.stderr
 
 
 def test_the_card(gated_slim: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ _FAILED = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 gate failed, 2 bad input or a bug of ours, 130 interrupted."""
     _quieten()
+    signal.signal(signal.SIGTERM, _interrupt)
     code = run(arguments)
     try:
         sys.stdout.flush()
@@ -63,7 +65,7 @@ def write_traceback(error: BaseException) -> str:
     import traceback
     from pathlib import Path
 
-    from ffncompress.places import cache_folder
+    from ffncompress.notebook import cache_folder
 
     text = "".join(traceback.format_exception(error))
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
@@ -76,6 +78,12 @@ def write_traceback(error: BaseException) -> str:
         except OSError:
             continue
     return "no file, for none could be written"
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    """End like Ctrl-C: tidily; asked again, at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _say(message: str) -> None:

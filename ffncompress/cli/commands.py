@@ -298,13 +298,17 @@ def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
 
 
 @cli.command()
-@click.option("-o", "--output", default="ffncompress-demo", show_default=True, metavar="FOLDER")
+@click.option("-o", "--output", metavar="FOLDER", help="The checkpoint folder.  [default: ffncompress-demo]")
+@_overwrite
 @_json
 @_junit
-def demo(output: str, json_file: str | None, junit: str | None) -> int:
-    """All of it on the embedded model, offline."""
+def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
+    """All of it on the embedded model, offline.
+
+    Without -o, an earlier demo in its place is replaced.
+    """
     recipe = Path(str(files("ffncompress") / "demo" / "recipe.yaml"))
-    return _run(recipe, output, True, json_file, junit)
+    return _run(recipe, output, overwrite or output is None, json_file, junit)
 
 
 def _run(

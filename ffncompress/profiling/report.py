@@ -13,14 +13,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ffncompress.manifest import MANIFEST_FILE
+from ffncompress.models.loading import EMBEDDED
+from ffncompress.outputs import claimed, staged_directory
 from ffncompress.profiling.figures import draw_all
 from ffncompress.profiling.page import render
 from ffncompress.profiling.records import STUDY_FILE, Study
 from ffncompress.profiling.study import make_study
 from ffncompress.profiling.tables import write_csv, write_parquet
 from ffncompress.settings import ProfileSettings
-from ffncompress.staging import check_free, staged_directory
 from ffncompress.workers import Track, silent, stage
+from ffncompress.working import check_working, open_working, remove_working, working_folder
 
 PAGE_FILE, STAGES = "report.html", "stages"
 
@@ -36,18 +39,36 @@ def write_report(
     track: Track = silent,
 ) -> Study:
     """Make a study, or go on with one, and write its folder."""
-    target = check_free(output, overwrite=overwrite)
-    partial = target.with_name(f"{target.name}.partial")
-    if (target / STAGES).is_dir():
-        shutil.copytree(target / STAGES, partial, dirs_exist_ok=True)
-    study = make_study(models, settings, partial, revision=revision, trust_remote_code=trust_remote_code, track=track)
-    with stage(track, "drawing"), staged_directory(target, overwrite=overwrite) as folder:
-        (folder / STUDY_FILE).write_text(study.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        write_csv(study, folder / "profile.csv")
-        write_parquet(study, folder / "profile.parquet")
-        (folder / "figures").mkdir()
-        draw_all(study, folder / "figures")
-        (folder / PAGE_FILE).write_text(render(study), encoding="utf-8")
-        shutil.copytree(partial, folder / STAGES)
-    shutil.rmtree(partial, ignore_errors=True)
+    inputs = [*(name for name in models if name != EMBEDDED), *settings.data, *settings.revisions]
+    with claimed(output, "report", overwrite=overwrite, inputs=inputs) as target:
+        partial = working_folder(target)
+        check_working(partial)
+        if (target / STAGES).is_dir():
+            _take_up(target / STAGES, partial)
+        study = make_study(
+            models, settings, partial, revision=revision, trust_remote_code=trust_remote_code, track=track
+        )
+        with stage(track, "drawing"), staged_directory(target, "report", overwrite=overwrite, inputs=inputs) as folder:
+            _write(study, folder)
+            (folder / STAGES).mkdir()
+            for file in partial.glob("*.json"):
+                if file.name != MANIFEST_FILE:
+                    shutil.copyfile(file, folder / STAGES / file.name)
+        remove_working(partial)
     return study
+
+
+def _take_up(stages: Path, partial: Path) -> None:
+    """Go on from the stages of a finished report."""
+    open_working(partial)
+    for file in stages.glob("*.json"):
+        shutil.copyfile(file, partial / file.name)
+
+
+def _write(study: Study, folder: Path) -> None:
+    (folder / STUDY_FILE).write_text(study.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_csv(study, folder / "profile.csv")
+    write_parquet(study, folder / "profile.parquet")
+    (folder / "figures").mkdir()
+    draw_all(study, folder / "figures")
+    (folder / PAGE_FILE).write_text(render(study), encoding="utf-8")

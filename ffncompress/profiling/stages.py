@@ -16,6 +16,7 @@ from torch import Tensor
 from ffncompress import __version__
 from ffncompress.profiling.records import StageTime
 from ffncompress.staging import write_file
+from ffncompress.working import open_working
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class Stages:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.times: list[StageTime] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        open_working(folder)
 
     def do(self, name: str, facts: dict[str, Any], kind: Any, make: Callable[[], T], forward: float | None = None) -> T:
         """What a stage found: read if it was finished before, made and written down if not.
