@@ -109,11 +109,11 @@ def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:
     Texts are known by their content, so a copy under another name is recognised too. A text that only the plan names
     is read where this machine's own runs read it before, and given out only if it still is the plan's.
     """
-    used = [ref.sha256 for ref in (*plan.fit_text, *plan.choose_text)]
+    used = {ref.sha256 for ref in (*plan.fit_text, *plan.choose_text)}
     recorded = name is None
     if name is None:
         ref = (plan.choose_text if plan.settings.choose_data else plan.fit_text)[0]
-        name = recorded_source(ref)
+        name, used = recorded_source(ref), {ref.sha256}
     if name == STOCK_TASK:
         return None
     for shares in (texts.SHARES, texts.HALVES):

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from loopback_hub import loopback_hub
 
 from ffncompress import api
-from ffncompress.errors import HubError
+from ffncompress.errors import ArtifactError, HubError
 
 TOKEN = "hf_a_secret_that_must_not_show"
 
@@ -129,5 +129,5 @@ def test_no_push_without_a_passing_gate(demo_slim: Path, gated_slim: Path, tmp_p
     changed = shutil.copytree(gated_slim, tmp_path / "c")
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
-    with pytest.raises(HubError, match="changed since the gate ran"):
+    with pytest.raises(ArtifactError, match=r"model\.safetensors has another content"):
         api.push(changed, "someone/slim")
