@@ -98,7 +98,10 @@ def _heal_(model: Any, plan: Plan, source: ModelSource, tokenizer: Any, minutes:
 
     dtype = model.dtype
     with stage(track, "reading text"):
-        corpus = gather_text(source, plan.settings, tokenizer, context_of(model, plan.settings.context))
+        context = context_of(model, plan.settings.context)
+        corpus = gather_text(
+            source, plan.settings, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined"
+        )
     original = load_model(source, dtype="float32")
     model.float()
     modules = [model.get_submodule(block.path) for block in plan.replaced]

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ffncompress.errors import PlanError
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
 from ffncompress.staging import staged_directory
+from ffncompress.texts import Reading
 
 SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
@@ -52,6 +53,7 @@ class TextRef(_Record):
     characters: int
     sha256: str
     tokens: int
+    reading: Reading = "joined"
 
 
 class Scores(_Record):
@@ -162,6 +164,7 @@ class Plan(_Record):
     joint: list[JointCheck]
     frontier: list[FrontierPoint] = []
     summary: str
+    doubt: str | None = None  # why its figures cannot be believed
     tensors_sha256: str
 
     @property
@@ -200,6 +203,10 @@ class Plan(_Record):
         chosen = [b.index for b in self.replaced]
         same = (c for c in reversed(self.joint) if c.blocks == chosen and c.parameters == self.parameters_after)
         return next(same, None)
+
+    def reading_of(self, source: str) -> Reading | None:
+        """How a text that the plan knows by name is read."""
+        return next((ref.reading for ref in (*self.choose_text, *self.fit_text) if ref.source == source), None)
 
     def save(
         self,

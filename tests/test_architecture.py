@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
-    "errors", "recovery", "workers", "settings", "staging", "manifest", "models", "texts", "calibration", "swaps", "forecast",
+    "errors", "recovery", "workers", "settings", "staging", "manifest", "models", "texts", "windows", "calibration",
+    "swaps", "reading", "doubts", "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
     "survey", "planner", "replan", "plugin",
     "_autoload", "report", "card", "heal", "artifact", "profiling",

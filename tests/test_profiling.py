@@ -113,7 +113,7 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
     rows = []
     for windows in (corpus.fit, corpus.choose):
         ((_, [_, pair, _]),) = captured(model, find_blocks(model), windows, Workers("cpu"))
-        rows += [part.flatten(0, 1).double().numpy() for part in pair]
+        rows += [part.double().numpy() for part in pair]
     found = Study.load(study).trained[0].blocks[1].scores
     regression = make_pipeline(StandardScaler(), Ridge(found.ridge * len(rows[0])))
     predicted = regression.fit(rows[0], rows[1]).predict(rows[2])
