@@ -18,7 +18,7 @@ from ffncompress.swaps import mean_and_error
 WORSE = 1.5  # times the perplexity at the scoring context
 SURE = 3.0  # standard errors
 OF_VOCABULARY = 0.25
-BETTER = 0.005  # of the base's perplexity: a gain below it harms nobody
+BETTER = 0.01  # of the base's perplexity: a gain below it is far from what a lost base shows
 
 NEXT = (
     "give text of the kind that the model was trained on with --data (short documents as a .jsonl, a row each), "

@@ -7,9 +7,12 @@ stands behind the first. Whichever way the base model has the lower perplexity i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ffncompress.errors import ModelError
 from ffncompress.swaps import perplexity, sequence_losses
@@ -17,7 +20,7 @@ from ffncompress.texts import Reading, Text
 from ffncompress.windows import Windows, document_windows
 from ffncompress.workers import Workers
 
-READING_TOKENS = 4096  # that are read both ways
+READING_TOKENS = 4096  # at least, that are read both ways
 
 
 def better_reading(model: Any, tokenizer: Any, text: Text, context: int, workers: Workers, *, seed: int = 0) -> Reading:
@@ -25,13 +28,14 @@ def better_reading(model: Any, tokenizer: Any, text: Text, context: int, workers
     if len(text.documents) < 2:
         return "joined"
     apart, joined = Windows(), Windows()
+    tokens = max(READING_TOKENS, 4 * context)
     for run in _runs(text, 16 * context, seed):
         whole = replace(run, documents=(run.joined,))
         apart, joined = (
-            Windows.cat([found, document_windows(each, tokenizer, length=context, seed=None)])
+            Windows.cat([found, document_windows(each, tokenizer, length=context, tokens=tokens, seed=None)])
             for found, each in ((apart, run), (joined, whole))
         )
-        if joined.numel() >= READING_TOKENS:
+        if joined.numel() >= tokens:
             break
     if not (len(apart) and len(joined)):
         return "joined"
@@ -54,13 +58,16 @@ def _runs(text: Text, size: int, seed: int) -> Iterator[Text]:
     return (replace(text, documents=tuple(run)) for run in runs)
 
 
-def check_ids(model: Any, windows: Windows) -> None:
+def check_ids(model: Any, windows: Iterable[Sequence[int] | Tensor]) -> None:
     """Whether the model has a row for every token, before an index fails inside it.
 
     Raises:
         ModelError: it has not.
     """
-    largest, rows = max((int(row.max()) for row in windows), default=0), embedding_rows(model)
+    largest, rows = (
+        max((int(torch.as_tensor(row).max()) for row in windows if len(row)), default=0),
+        embedding_rows(model),
+    )
     if largest >= rows:
         raise ModelError(
             f"the tokenizer gives token {largest}, and the model's embedding has {rows} rows: they do not belong "

@@ -55,6 +55,7 @@ def replan(directory: str | Path, settings: PlanSettings, track: Track = silent)
     wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
     expected = _expected(old, market.size(choice) + old.base.parameters - market.full, market.loss(choice))
     summary = f"{len(chosen)} of {len(blocks)} blocks replaced: {expected}; not measured, ffncompress eval will tell"
+    summary += f"; not to be believed: {old.doubt}" if old.doubt else ""
     changed = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
     plan = old.model_copy(update=changed)
     return plan, tensors_of(modules)
