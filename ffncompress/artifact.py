@@ -111,7 +111,8 @@ def _heal_(
     dtype = model.dtype
     with stage(track, "reading text"):
         wanted = plan.settings.model_copy(update=known_texts(plan, settings.data))
-        corpus = gather_text(source, wanted, tokenizer, context_of(model, wanted.context))
+        context = context_of(model, wanted.context)
+        corpus = gather_text(source, wanted, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")
     original = load_model(source, dtype="float32")

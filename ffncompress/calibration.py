@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ffncompress.errors import NumericsError, TextError
 from ffncompress.models import Block, out_projection
 from ffncompress.recovery import Moments
+from ffncompress.windows import TokenWindows, Windows
 from ffncompress.workers import Track, Workers, silent
 
 BATCH_TOKENS = 1024
@@ -124,8 +125,8 @@ def check_enough_rows(blocks: list[Block], rows: int) -> None:
 def collect_moments(
     model: Any,
     blocks: list[Block],
-    fit_windows: Tensor,
-    held_out_windows: Tensor,
+    fit_windows: TokenWindows,
+    held_out_windows: TokenWindows,
     workers: Workers,
     track: Track = silent,
     *,
@@ -160,11 +161,14 @@ def collect_moments(
     return moments
 
 
-def own_batches(windows: Tensor, workers: Workers) -> list[tuple[Tensor, Tensor]]:
-    """This process's windows in batches of about BATCH_TOKENS: (their indices, the batch)."""
-    size = max(1, BATCH_TOKENS // windows.shape[1])
-    own = [at for at in workers.share(len(windows)).split(size) if len(at)]
-    return [(at, windows[at].to(workers.device)) for at in own]
+def own_batches(windows: TokenWindows, workers: Workers) -> list[tuple[Tensor, Tensor]]:
+    """This process's batches of about BATCH_TOKENS in windows of one length: (their indices, the batch).
+
+    Whole batches are dealt out, so what is multiplied together does not depend on how many processes there are.
+    """
+    batches = Windows.of(windows).batches(BATCH_TOKENS)
+    own = (batches[i] for i in workers.share(len(batches)).tolist())
+    return [(at, batch.to(workers.device)) for at, batch in own]
 
 
 def first_tensor(value: Any) -> Tensor:

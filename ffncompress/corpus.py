@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ffncompress import texts
 from ffncompress.errors import TextError
@@ -14,6 +12,8 @@ from ffncompress.models import ModelSource
 from ffncompress.notebook import note_place, place_of
 from ffncompress.plans import Plan, TextRef
 from ffncompress.settings import PlanSettings
+from ffncompress.texts import Reading, Text
+from ffncompress.windows import Windows, cut
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
@@ -23,16 +23,30 @@ VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
 class Corpus:
     """The windows of a plan and the records of the texts they came from."""
 
-    fit: Tensor
-    refit: Tensor  # of the same text, as many as were asked for
-    choose: Tensor
-    verify: Tensor  # of the choose text too, at the gate's context
+    fit: Windows
+    refit: Windows  # of the same text, as many as were asked for
+    choose: Windows
+    verify: Windows  # of the choose text too, at the gate's context
     fit_text: list[TextRef]
     choose_text: list[TextRef]
 
 
-def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, context: int) -> Corpus:
-    """Fit and choose windows from disjoint text; the part called report is left for the gate."""
+def gather_text(
+    source: ModelSource,
+    settings: PlanSettings,
+    tokenizer: Any,
+    context: int,
+    reading_of: Callable[[Text], Reading] = lambda _: "joined",
+) -> Corpus:
+    """Fit and choose windows from disjoint text; the part called report is left for the gate.
+
+    Args:
+        source: the model.
+        settings: which text, and how much of it.
+        tokenizer: the model's.
+        context: of the windows to verify on.
+        reading_of: says how a text is read; asked once for each source.
+    """
     data = settings.data or ["wikitext" if source.is_hub else texts.PYTHON_DOCS]
     if settings.choose_data:
         fit = [texts.read(name) for name in data]
@@ -43,19 +57,18 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     for text in (*fit, *choose):
         if not texts.is_public(text.source):
             note_place(text.fingerprint().sha256, texts.lasting_name(text.source))
+    readings = {text.source: reading_of(text) for text in (*(fit if settings.choose_data else ()), *choose)}
     choose_tokens = min(settings.tokens * CHOOSE_SHARE, CHOOSE_TOKENS)
     choose_windows = max(1, round(choose_tokens / settings.seq_len))
     fit_windows = max(1, settings.tokens // settings.seq_len - choose_windows)
-    fit_rows, fit_refs = _cut(fit, fit_windows, settings.seq_len, settings.seed, tokenizer)
-    choose_rows, choose_refs = _cut(choose, choose_windows, settings.seq_len, settings.seed, tokenizer)
+    fit_rows, fit_refs = _cut(fit, readings, fit_windows, settings, tokenizer)
+    choose_rows, choose_refs = _cut(choose, readings, choose_windows, settings, tokenizer)
     refit_rows = fit_rows
     if settings.refit_tokens:
-        refit_rows, _ = _cut(
-            fit, max(1, settings.refit_tokens // settings.seq_len), settings.seq_len, settings.seed, tokenizer
-        )
+        refit_rows, _ = _cut(fit, readings, max(1, settings.refit_tokens // settings.seq_len), settings, tokenizer)
     share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
-    verify_rows = torch.cat(
-        [texts.windows(text, tokenizer, length=context, count=share, seed=settings.seed) for text in choose]
+    verify_rows = Windows.cat(
+        cut(text, tokenizer, readings[text.source], length=context, count=share, seed=settings.seed) for text in choose
     )
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
@@ -90,17 +103,19 @@ def recorded_source(ref: TextRef) -> str:
     return place
 
 
-def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
+def _cut(
+    sources: list[Text], readings: Mapping[str, Reading], count: int, settings: PlanSettings, tokenizer: Any
+) -> tuple[Windows, list[TextRef]]:
     """About the same number of windows from each text."""
     rows, refs = [], []
     for i, text in enumerate(sources):
-        share = count // len(sources) + (i < count % len(sources))
-        own = texts.windows(text, tokenizer, length=length, count=share, seed=seed)
+        share, reading = count // len(sources) + (i < count % len(sources)), readings[text.source]
+        own = cut(text, tokenizer, reading, length=settings.seq_len, count=share, seed=settings.seed)
         if not len(own):
             raise TextError(
-                f"{text.source}: its {text.part} part is shorter than one window of {length} tokens; "
+                f"{text.source}: its {text.part} part is shorter than one window of {settings.seq_len} tokens; "
                 "give a longer text, or lower --seq-len"
             )
         rows.append(own)
-        refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel()))
-    return torch.cat(rows), refs
+        refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel(), reading=reading))
+    return Windows.cat(rows), refs

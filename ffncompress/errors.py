@@ -4,6 +4,7 @@ FfncompressError            exit code 2
 ├── ModelError              the model: missing, unsupported, wrong one
 ├── TextError               the calibration or evaluation text
 ├── NumericsError           NaN or infinite activations
+├── DoubtError              a base that does not read the text that it is judged on
 ├── BudgetError             a budget or a limit that cannot be met or read
 ├── PlanError               a plan folder or file
 ├── ArtifactError           an output or an emitted checkpoint
@@ -26,6 +27,10 @@ class TextError(FfncompressError):
 
 class NumericsError(FfncompressError):
     """A block's activations are not finite."""
+
+
+class DoubtError(FfncompressError):
+    """The base model does not read the text, so no limit on a change of its perplexity means anything."""
 
 
 class BudgetError(FfncompressError):

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ffncompress.calibration import Rows, first_tensor, hooked, own_batches
 from ffncompress.models import Block
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
+from ffncompress.windows import TokenWindows
 from ffncompress.workers import Track, Workers, silent
 
 Fit = LinearFit | NeuronFit | HybridFit
@@ -40,7 +41,7 @@ def predict_losses(
     model: Any,
     blocks: list[Block],
     maps: Sequence[Mapping[str, Fit]],
-    windows: Tensor,
+    windows: TokenWindows,
     workers: Workers,
     seed: int = 0,
     track: Track = silent,
@@ -58,7 +59,7 @@ def predict_losses(
 
 
 def loss_metrics(
-    model: Any, blocks: list[Block], windows: Tensor, workers: Workers, seed: int = 0, track: Track = silent
+    model: Any, blocks: list[Block], windows: TokenWindows, workers: Workers, seed: int = 0, track: Track = silent
 ) -> list[Tensor]:
     """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
     model.requires_grad_(False)

@@ -19,15 +19,19 @@ from ffncompress import __version__, texts
 from ffncompress.artifact import load
 from ffncompress.card import write_card
 from ffncompress.corpus import recorded_source
+from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed
 from ffncompress.errors import FfncompressError, TextError
 from ffncompress.lm import STOCK_TASK, Answer, cached, cut_pieces, digest, facts_of, lm_eval_perplexity, remember
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.origin import GATE_FILE, META, Origin, read_origin, read_plan, verify_files
 from ffncompress.patcher import base_source, prove
 from ffncompress.plans import Plan
+from ffncompress.reading import READING_TOKENS, better_reading, check_ids, embedding_rows
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
 from ffncompress.staging import write_file
+from ffncompress.swaps import sequence_losses
+from ffncompress.windows import Windows, document_windows
 from ffncompress.workers import Track, Workers, silent, stage
 
 NEW_TOKENS = 24
@@ -65,9 +69,13 @@ def run_gate(
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
     limit = Limit.parse(settings.max_delta) if settings.max_delta else plan.promise
-    results = []
+    results: list[TextResult] = []
+    doubt = None  # of the first text, which the verdict is on
     for text in inputs:
-        pieces = cut_pieces(text, tokenizer, context, settings.tokens) if text else None
+        reading = _reading(plan, text, base, tokenizer, context, workers) if text else "joined"
+        pieces = cut_pieces(text, tokenizer, context, settings.tokens, reading) if text else None
+        if pieces:
+            check_ids(base, tokenizer(pieces, verbose=False)["input_ids"])
         facts = facts_of(base_at.fingerprint(), pieces, context, str(base.device), dtype, settings)
         name = texts.public_name(text.source) if text else STOCK_TASK
         before = cached(facts)
@@ -75,7 +83,13 @@ def run_gate(
             before = lm_eval_perplexity(base, tokenizer, pieces, context, settings, track, f"lm-eval: base on {name}")
             remember(facts, before)
         after = lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, track, f"lm-eval: slimmed on {name}")
-        results.append(_text_result(text, pieces, context, before, after))
+        if not results:
+            few = document_windows(
+                texts.Text(name, "", tuple(pieces or ())), tokenizer, length=plan.settings.seq_len,
+                tokens=READING_TOKENS,
+            )  # fmt: skip
+            doubt = _doubt(before, after, context, base, few, workers)
+        results.append(_text_result(text, pieces, context, before, after, reading))
 
     prompt = settings.prompt or _prompt(inputs[0])
     main = results[0]
@@ -87,7 +101,8 @@ def run_gate(
         weights_sha256=slim_at.fingerprint(),
         dtype=dtype,
         limit=str(limit),
-        passed=limit.allows(*main.headline),
+        passed=doubt is None and limit.allows(*main.headline),
+        doubt=doubt,
         main=main,
         also=results[1:],
         sizes=_sizes(plan, origin, slimmed, slim_at),
@@ -139,7 +154,12 @@ def _gate_text(plan: Plan, name: str | None) -> texts.Text | None:
 
 
 def _text_result(
-    text: texts.Text | None, pieces: list[str] | None, context: int, before: Answer, after: Answer
+    text: texts.Text | None,
+    pieces: list[str] | None,
+    context: int,
+    before: Answer,
+    after: Answer,
+    reading: texts.Reading,
 ) -> TextResult:
     def perplexities(answer: Answer) -> Perplexities:
         token = math.exp(min(-answer.log_likelihood / answer.tokens, 700.0))
@@ -153,7 +173,27 @@ def _text_result(
         context=context,
         base=perplexities(before),
         slimmed=perplexities(after),
+        reading=reading,
     )
+
+
+def _reading(plan: Plan, text: texts.Text, base: Any, tokenizer: Any, context: int, workers: Workers) -> texts.Reading:
+    """How a text is read: as the plan read its other parts, or as the base reads it better."""
+    recorded = plan.reading_of(text.source) if text.part == texts.REPORT else None
+    return recorded or better_reading(base, tokenizer, text, context, workers)
+
+
+def _doubt(before: Answer, after: Answer, context: int, base: Any, short: Windows, workers: Workers) -> str | None:
+    """Why the figures of a text cannot be believed, or none; the base also reads some of it in short windows."""
+    (own, tokens), (other, _) = before.losses, after.losses
+    at_scoring = at_check = Measured.of(own, tokens, context)
+    if len(short) and short.longest < context:
+        at_scoring = Measured.of(sequence_losses(base, short, workers), short.scored, short.longest)
+    if doubt := doubt_of_base(at_scoring, at_check, embedding_rows(base)):
+        return doubt
+    slimmed = Measured.of(other, tokens, context).perplexity
+    error = slimmed * Measured.of(other - own, tokens, context).error
+    return doubt_of_slimmed(at_check.perplexity, slimmed - at_check.perplexity, error)
 
 
 def _sizes(plan: Plan, origin: Origin, slimmed: Any, source: ModelSource) -> Sizes:
@@ -197,7 +237,7 @@ def _prompt(text: texts.Text | None) -> str:
     """The first words of the text's first paragraph of prose."""
     if text is None:
         return "The history of the city began"
-    paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n")]
+    paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n") if p.strip()]
     prose = (p for p in paragraphs if len(p) > 120 and sum(c.isalpha() or c == " " for c in p) > 0.9 * len(p))
     return " ".join(next(prose, paragraphs[0]).split()[:10])
 

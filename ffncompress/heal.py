@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ffncompress.calibration import own_batches
 from ffncompress.swaps import perplexity, sequence_losses
+from ffncompress.windows import TokenWindows, Windows
 from ffncompress.workers import Track, Workers, silent
 
 RATE, WARM_UP = 2e-4, 20  # of AdamW: small steps, for the start is already the least-squares one
@@ -39,8 +40,8 @@ def heal_(
     model: Any,
     original: Any,
     stand_ins: list[nn.Module],
-    fit: Tensor,
-    choose: Tensor,
+    fit: TokenWindows,
+    choose: TokenWindows,
     minutes: float,
     track: Track = silent,
 ) -> Healing:
@@ -56,7 +57,8 @@ def heal_(
         track: wraps the steps, for a progress bar in percent of the time.
     """
     workers = Workers("cpu" if next(model.parameters()).device.type == "cpu" else "auto")
-    before = perplexity(sequence_losses(model, choose, workers))
+    scored = Windows.of(choose).scored
+    before = perplexity(sequence_losses(model, choose, workers), scored)
     start_state = copy.deepcopy([module.state_dict() for module in stand_ins])
     model.requires_grad_(False)
     for module in stand_ins:
@@ -64,12 +66,12 @@ def heal_(
     optimiser = torch.optim.AdamW([p for m in stand_ins for p in m.parameters() if p.numel()], RATE, weight_decay=0.0)
     steps, tokens = _distil(model, original, optimiser, fit, workers, 60 * minutes, track)
     model.requires_grad_(False)
-    after = perplexity(sequence_losses(model, choose, workers))
+    after = perplexity(sequence_losses(model, choose, workers), scored)
     kept = after < before
     if not kept:
         for module, state in zip(stand_ins, start_state, strict=True):
             module.load_state_dict(state)
-    base = perplexity(sequence_losses(original, choose, workers))
+    base = perplexity(sequence_losses(original, choose, workers), scored)
     return Healing(minutes, steps, tokens, base, before, after, kept)
 
 
@@ -77,7 +79,7 @@ def _distil(
     model: Any,
     original: Any,
     optimiser: torch.optim.Optimizer,
-    windows: Tensor,
+    windows: TokenWindows,
     workers: Workers,
     seconds: float,
     track: Track,

@@ -1,29 +1,34 @@
 """Perplexity by lm-eval, in process, on a model object; a base model's answers are remembered.
 
-Text is cut into pieces of at most one context, so that every window begins with the model's opening token, as the
-model was trained to see a text begin.
+Text is cut into pieces of at most one context, so that every window begins as the tokenizer begins a text, which is
+how a plan's windows begin. Where it puts nothing there, a piece's first token is given and not scored.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.metadata
 import io
 import json
 import logging
 import math
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from ffncompress import __version__, texts
 from ffncompress.errors import ArtifactError, TextError
 from ffncompress.notebook import cache_folder
 from ffncompress.settings import EvalSettings
 from ffncompress.staging import write_file
+from ffncompress.windows import SHORTEST
 from ffncompress.workers import Track
 
 STOCK_TASK = "wikitext"
@@ -38,13 +43,40 @@ class Answer(BaseModel):
     log_likelihood: float
     word: float
     byte: float
+    piece_log_likelihoods: list[float]
+    piece_tokens: list[int]  # that were scored
+
+    @property
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """(the mean loss, the tokens) of each piece that has scored tokens."""
+        tokens = torch.tensor(self.piece_tokens, dtype=torch.float64)
+        some = tokens > 0
+        return -torch.tensor(self.piece_log_likelihoods, dtype=torch.float64)[some] / tokens[some], tokens[some]
 
 
-def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> list[str]:
-    """The text's first `tokens` tokens in pieces of at most `context` tokens, cut at white space where there is any."""
+def cut_pieces(
+    text: texts.Text, tokenizer: Any, context: int, tokens: int, reading: texts.Reading = "joined"
+) -> list[str]:
+    """The text's first `tokens` tokens in pieces of at most `context` tokens, cut at white space where there is any.
+
+    Read as documents, no piece runs from one into the next, and what is as short as windows leave out is left out.
+    """
+    room = context + 1 - max(1, len(texts.opening_tokens(tokenizer)))  # the last token is scored, not read
+    least, documents = (SHORTEST, text.documents) if reading == "documents" else (0, (text.joined,))
     pieces: list[str] = []
     left = tokens
-    rest = text.joined
+    for document in documents:
+        for piece, size in _cut_document(document, tokenizer, room, left):
+            if size >= least:
+                pieces.append(piece)
+                left -= size
+    if not pieces:
+        raise TextError(f"{text.source}: there is no text to evaluate on; give another with --data")
+    return pieces
+
+
+def _cut_document(rest: str, tokenizer: Any, context: int, left: int) -> Iterator[tuple[str, int]]:
+    """(a piece, its tokens) until `left` tokens are used up."""
     while rest.strip() and left > 0:
         # a window's worth of characters, generously; offsets say where the tokens end
         head = rest[: context * 24]
@@ -55,12 +87,10 @@ def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> l
         end = offsets[want - 1][1] if len(offsets) >= want else len(head)
         space = max(head.rfind(" ", 0, end), head.rfind("\n", 0, end))
         end = space if end < len(head) and space > end // 2 else end
-        pieces.append(rest[:end])
-        left -= min(len(offsets), want)
+        size = min(len(offsets), want)
+        yield rest[:end], size
+        left -= size
         rest = rest[end:]
-    if not pieces:
-        raise TextError(f"{text.source}: there is no text to evaluate on; give another with --data")
-    return pieces
 
 
 def lm_eval_perplexity(
@@ -68,18 +98,20 @@ def lm_eval_perplexity(
 ) -> Answer:
     """Run lm-eval in process on a model object."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    stock_way = pieces is None and (tokenizer.bos_token_id is not None or tokenizer.eos_token_id is not None)
+    opened = None if stock_way else partial(_opened, tokenizer=tokenizer, context=context)
     steps = iter(track(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
     next(steps, None)
     handle = model.register_forward_hook(lambda *_: next(steps, None) and None)
     try:
         with redirect_stderr(io.StringIO()):  # lm-eval's own bars; ours is already open
             import lm_eval
-            from lm_eval.models.huggingface import HFLM
 
-            # logits_cache scores a repetitive document wrongly at batch sizes above 1
-            lm = HFLM(
-                pretrained=model, tokenizer=tokenizer, batch_size=settings.batch_size, max_length=context,
-                logits_cache=False, add_bos_token=False, backend="causal",
+            # logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad
+            # token is given one, which ours is not to have
+            lm = _kind_of_lm(opened)(
+                pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=settings.batch_size,
+                max_length=context, logits_cache=False, add_bos_token=False, backend="causal",
             )  # fmt: skip
             answer = lm_eval.evaluate(lm=lm, task_dict=_task_dict(pieces), bootstrap_iters=0, log_samples=True)
     finally:
@@ -89,13 +121,53 @@ def lm_eval_perplexity(
     assert answer is not None
     name = next(iter(answer["results"]))
     scores, samples = answer["results"][name], answer["samples"][name]
-    scored = [sample["arguments"][0][0] for sample in samples]
+    pages = [sample["arguments"][0][0] for sample in samples]
+    if opened:
+        scored = [sum(len(own) for _, own in opened(page)) for page in pages]
+    else:
+        scored = [len(ids) for ids in tokenizer(pages, add_special_tokens=False, verbose=False)["input_ids"]]
+    if not any(scored):
+        raise TextError("the text is a token long, and the first is not scored; give a longer one with --data")
+    found = [float(sample["filtered_resps"][0]) for sample in samples]
     return Answer(
-        tokens=sum(len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored),
-        log_likelihood=sum(sample["filtered_resps"][0] for sample in samples),
+        tokens=sum(scored),
+        log_likelihood=sum(found),
         word=scores["word_perplexity,none"],
         byte=scores["byte_perplexity,none"],
+        piece_log_likelihoods=found,
+        piece_tokens=scored,
     )
+
+
+def _opened(page: str, tokenizer: Any, context: int) -> list[tuple[list[int], list[int]]]:
+    """(what is given, what is scored) of a text, begun as the tokenizer begins one; mostly one pair."""
+    start = texts.opening_tokens(tokenizer)
+    ids = tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]
+    size = context + 1 - len(start)
+    cuts = [ids[at : at + size] for at in range(0, len(ids), size)]
+    pairs = [(start, each) if start else (each[:1], each[1:]) for each in cuts]
+    return [(given, scored) for given, scored in pairs if scored]
+
+
+def _kind_of_lm(opened: Callable[[str], list[tuple[list[int], list[int]]]] | None) -> Any:
+    """lm-eval's model class, or one that begins a text as `opened` says instead of with a prefix token."""
+    from lm_eval.models.huggingface import HFLM
+
+    if opened is None:
+        return HFLM
+
+    begin = opened
+
+    class OpenedLM(HFLM):  # type: ignore[misc]
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            parts = [(i, pair) for i, request in enumerate(requests) for pair in begin(request.args[0])]
+            found = self._loglikelihood_tokens([(None, *pair) for _, pair in parts], disable_tqdm=disable_tqdm)
+            totals = [0.0] * len(requests)
+            for (i, _), (log_likelihood, _) in zip(parts, found, strict=True):
+                totals[i] += log_likelihood
+            return totals
+
+    return OpenedLM
 
 
 def _task_dict(pieces: list[str] | None) -> Any:

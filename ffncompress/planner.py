@@ -54,7 +54,7 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
     frontier: list[FrontierPoint] = []
     if settings.frontier:
         rest = count_parameters(survey.model) - market.full
-        base = perplexity(survey.base_losses)
+        base = perplexity(survey.base_losses, survey.corpus.verify.scored)
         within = market.restricted(Budget.parse(settings.budget).ratio)
         frontier, joint = draw_line(within, rest, base, lambda choice: survey.check(choice, settings))
     forced = parse_blocks(settings.blocks, len(survey.blocks)) if settings.blocks else None
@@ -106,9 +106,8 @@ def _refitted(
     checks = [check, survey.check(choice, settings, again)]
     if checks[1].perplexity > check.perplexity:
         return choice, modules, [checks[1], check]  # what is kept stands last
-    limit, whole = settings.limit, count_parameters(survey.model)
-    by_quality = size_cap(settings, whole) is None and not settings.target_speed and not settings.blocks
-    if limit and by_quality and checks[1].within_limit:
+    limit = settings.limit
+    if limit and settings.by_limit and checks[1].within_limit:
         room = limit.allowance(check.base_perplexity) / max(checks[1].delta, 1e-6)
         smaller = _spend(market.restricted(Budget.parse(settings.budget).ratio), choice, min(room, 2.0))
         if smaller is not None:
@@ -171,6 +170,7 @@ def describe(
         )
         for i, block in enumerate(survey.blocks)
     ]
+    doubt = survey.doubt_of(joint[-1]) if joint else survey.doubt
     return Plan(
         ffncompress_version=__version__,
         base=_base_ref(survey.source, survey.model, survey.blocks),
@@ -181,7 +181,8 @@ def describe(
         blocks=blocks,
         joint=joint,
         frontier=frontier,
-        summary=summarise(blocks, settings.limit, joint),
+        summary=summarise(blocks, settings.limit, joint, doubt),
+        doubt=doubt,
         tensors_sha256="",
     ).public()
 

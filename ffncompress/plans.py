@@ -20,7 +20,7 @@ from ffncompress.errors import PlanError
 from ffncompress.manifest import Manifest, sha256_of
 from ffncompress.outputs import staged_directory
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
-from ffncompress.texts import public_name
+from ffncompress.texts import Reading, public_name
 from ffncompress.words import in_short
 
 SCHEMA_VERSION = 2
@@ -67,6 +67,7 @@ class TextRef(_Record):
     characters: Count
     sha256: str
     tokens: Count
+    reading: Reading = "joined"
 
 
 class Scores(_Record):
@@ -177,6 +178,7 @@ class Plan(_Record):
     joint: list[JointCheck]
     frontier: list[FrontierPoint] = []
     summary: str
+    doubt: str | None = None  # why its figures cannot be believed
     tensors_sha256: str
     proof: Proof | None = None  # none: a plan before 0.4
 
@@ -241,6 +243,11 @@ class Plan(_Record):
         return self.model_copy(
             update={**texts, "base": base.model_copy(update=own), "settings": settings.model_copy(update=names)}
         )
+
+    def reading_of(self, source: str) -> Reading | None:
+        """How a text that the plan knows by name is read."""
+        name = public_name(source)
+        return next((ref.reading for ref in (*self.choose_text, *self.fit_text) if ref.source == name), None)
 
     def save(
         self,

@@ -28,6 +28,7 @@ from ffncompress.modules import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.scoring import replacement, thin_out
 from ffncompress.swaps import handing_on
+from ffncompress.windows import TokenWindows
 from ffncompress.workers import Track, Workers, silent
 from ffncompress.working import spool
 
@@ -39,8 +40,8 @@ def refit(
     model: Any,
     blocks: list[Block],
     shapes: Mapping[int, Shape],
-    fit_windows: Tensor,
-    held_out_windows: Tensor,
+    fit_windows: TokenWindows,
+    held_out_windows: TokenWindows,
     workers: Workers,
     track: Track = silent,
     *,

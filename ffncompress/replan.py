@@ -58,6 +58,7 @@ def replan(
     wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
     expected = _expected(old, market.size(choice) + old.base.parameters - market.full, market.loss(choice))
     summary = f"{len(chosen)} of {len(blocks)} blocks replaced: {expected}; not measured, ffncompress eval will tell"
+    summary += f"; not to be believed: {old.doubt}" if old.doubt else ""
     changed: dict[str, Any] = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
     with installed(model, {blocks[i].path: module for i, module in modules.items()}):
         changed["proof"] = proof_of(model)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from ffncompress.texts import Reading
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -27,6 +29,7 @@ class TextResult(_Record):
     context: int
     base: Perplexities
     slimmed: Perplexities
+    reading: Reading = "joined"
 
     @property
     def headline(self) -> tuple[float, float]:
@@ -72,6 +75,7 @@ class GateResult(_Record):
     dtype: str
     limit: str
     passed: bool
+    doubt: str | None = None  # why the main text's figures cannot be believed; then it has not passed
     main: TextResult
     also: list[TextResult]
     sizes: Sizes

@@ -15,7 +15,7 @@ from ffncompress.models import Block, oriented
 from ffncompress.modules import BYPASS, Shape, build, matrix_weights, parameters, set_projection_
 from ffncompress.plans import Option, Scores, Swap
 from ffncompress.recovery import HybridFit, LinearFit, Metric, Moments, NeuronFit
-from ffncompress.swaps import SequenceErrors
+from ffncompress.swaps import SequenceErrors, mean_and_error
 
 PLAIN, STREAM = "plain", "stream"
 WIDTHS = 16  # neurons are kept by sixteenths
@@ -204,7 +204,7 @@ def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def score_swap(block: Block, tried: Option, rises: Tensor, base: float) -> Swap:
+def score_swap(block: Block, tried: Option, rises: Tensor, base: float, tokens: Tensor | None = None) -> Swap:
     """What an option did alone in the model.
 
     Args:
@@ -212,9 +212,10 @@ def score_swap(block: Block, tried: Option, rises: Tensor, base: float) -> Swap:
         tried: the option.
         rises: measured rise in loss of each sequence.
         base: the perplexity that a rise is carried over to.
+        tokens: that were scored of each sequence; none: the same number of each.
     """
-    delta = delta_perplexity(base, rises.mean().item())
-    spread = (rises.std() / len(rises) ** 0.5).item() if len(rises) > 1 else 0.0
+    rise, spread = mean_and_error(rises, tokens)
+    delta = delta_perplexity(base, rise)
     return Swap(
         kind=tried.kind,
         width=tried.width,

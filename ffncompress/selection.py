@@ -16,7 +16,7 @@ from ffncompress.modules import matrix_weights
 from ffncompress.plans import BlockPlan, FrontierPoint, JointCheck, Option, Swap
 from ffncompress.scoring import shape_of
 from ffncompress.settings import Limit
-from ffncompress.swaps import perplexity
+from ffncompress.swaps import mean_and_error, perplexity
 
 CONFIDENCE = 1.645  # standard errors: one-sided 95 %
 SURPRISE = 2.0  # standard errors above the prediction before a measured swap is believed instead
@@ -102,7 +102,14 @@ def surprise(swap: Swap, base: float) -> float:
 
 
 def joint_check(
-    choice: Choice, parameters: int, base: Tensor, together: Tensor, context: int, limit: Limit | None, refitted: bool
+    choice: Choice,
+    parameters: int,
+    base: Tensor,
+    together: Tensor,
+    context: int,
+    limit: Limit | None,
+    refitted: bool,
+    tokens: Tensor | None = None,
 ) -> JointCheck:
     """Whether blocks replaced together keep within the limit, with CONFIDENCE and not just on average.
 
@@ -111,13 +118,13 @@ def joint_check(
         parameters: of the whole model.
         base: the original model's loss on each sequence.
         together: the patched model's.
-        context: the length of a sequence.
+        context: the length of the longest sequence.
         limit: how much perplexity may rise.
         refitted: whether the stand-ins were fitted on the slimmed model's own inputs.
+        tokens: that were scored of each sequence; none: the same number of each.
     """
-    before, after = perplexity(base), perplexity(together)
-    rises = together - base
-    error = after * (rises.std() / len(rises) ** 0.5).item() if len(rises) > 1 else 0.0
+    before, after = perplexity(base, tokens), perplexity(together, tokens)
+    error = after * mean_and_error(together - base, tokens)[1]
     within = None if limit is None else limit.allows(before, after + CONFIDENCE * error)
     return JointCheck(
         blocks=[i for i, option in enumerate(choice) if option is not None], parameters=parameters, refitted=refitted,
@@ -217,8 +224,8 @@ def explain(market: Market, choice: Choice, base: float, forced: list[int] | Non
     return reasons
 
 
-def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointCheck]) -> str:
-    """The plan in a sentence; where nothing is safe, the nearest miss."""
+def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointCheck], doubt: str | None = None) -> str:
+    """The plan in a sentence; where nothing is safe, the nearest miss; where a doubt stands, that and no verdict."""
     replaced = [b for b in blocks if b.replace]
     if replaced:
         head = f"{len(replaced)} of {len(blocks)} blocks replaced"
@@ -226,6 +233,7 @@ def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointChe
             return f"{head}: not measured; ffncompress eval will tell"
         final = joint[-1]
         verdict = f", {'within' if final.within_limit else 'OVER'} {limit}" if limit else ""
+        verdict = f"; not to be believed: {doubt}" if doubt else verdict
         return f"{head}: {_costs(final)}{verdict}"
     advice = "raise --max-delta, give a size with --budget, or force it with --blocks"
     if joint:

@@ -166,9 +166,17 @@ class PlanSettings(_Settings):
         """The quality asked for; 5 % unless a size or a speed is."""
         if self.max_delta is not None:
             return Limit.parse(self.max_delta)
+        return None if self._sized else Limit.parse(DEFAULT_LIMIT)
+
+    @property
+    def by_limit(self) -> bool:
+        """Whether blocks are chosen by how much perplexity may rise, not for a size or a speed or by hand."""
+        return not self._sized and not self.blocks
+
+    @property
+    def _sized(self) -> bool:
         budget = Budget.parse(self.budget)
-        sized = budget.share or budget.parameters or self.target_speed or self.at
-        return None if sized else Limit.parse(DEFAULT_LIMIT)
+        return bool(budget.share or budget.parameters or self.target_speed or self.at)
 
     def asks(self) -> str:
         """The budget in words."""

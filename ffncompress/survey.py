@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
 from ffncompress.corpus import Corpus, gather_text
+from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed, refuse
 from ffncompress.errors import BudgetError
 from ffncompress.forecast import loss_metrics, predict_losses
 from ffncompress.models import (
@@ -22,6 +24,7 @@ from ffncompress.models import (
     load_tokenizer,
 )
 from ffncompress.plans import JointCheck, Option, Scores, Swap
+from ffncompress.reading import better_reading, check_ids, check_length, embedding_rows
 from ffncompress.scoring import (
     PLAIN,
     Fitted,
@@ -36,6 +39,7 @@ from ffncompress.scoring import (
 from ffncompress.selection import Choice, Market, joint_check, surprise, within_factor
 from ffncompress.settings import Budget, PlanSettings, parse_blocks
 from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
+from ffncompress.windows import Windows
 from ffncompress.workers import Track, Workers, silent, stage
 
 GRADIENT_TOKENS = 4096  # of either text, for a backward pass
@@ -61,6 +65,7 @@ class Survey:
     fitted: list[Fitted]
     metrics: list[Tensor]  # what the loss feels of each block's errors, by direction
     moments: dict[str, Tensor] | None
+    doubt: str | None  # why the base's perplexity cannot be what a change is judged by
 
     def market(self) -> Market:
         return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
@@ -80,8 +85,18 @@ class Survey:
         with installed(self.model, at):
             size = count_parameters(self.model)
             together = sequence_losses(self.model, windows, self.workers, self.track, f"verifying {len(at)} together")
-        limit = settings.limit
-        return joint_check(choice, size, self.base_losses, together, windows.shape[1], limit, modules is not None)
+        found = joint_check(
+            choice, size, self.base_losses, together, windows.longest, settings.limit, modules is not None,
+            windows.scored,
+        )  # fmt: skip
+        doubt = self.doubt_of(found)
+        if doubt and settings.by_limit:
+            raise refuse(doubt)
+        return found.model_copy(update={"within_limit": False}) if doubt and settings.limit else found
+
+    def doubt_of(self, check: JointCheck) -> str | None:
+        """Why a joint check says nothing, or none."""
+        return self.doubt or doubt_of_slimmed(check.base_perplexity, check.delta, check.delta_error)
 
 
 def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:
@@ -91,12 +106,20 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
     blocks = find_blocks(model)
     check_budget(model, blocks, settings)
+    check_length(source.name, model.config, settings.seq_len)
     with stage(track, "reading text"):
-        corpus = gather_text(source, settings, tokenizer, context_of(model, settings.context))
+        context = context_of(model, settings.context)
+        read = partial(better_reading, model, tokenizer, context=context, workers=workers, seed=settings.seed)
+        corpus = gather_text(source, settings, tokenizer, context, read)
+    check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
+    base_losses = sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context")
+    doubt = _doubt_of_base(model, corpus, base_losses, workers, track)
+    if doubt and settings.by_limit:
+        raise refuse(doubt)
 
-    few = max(1, GRADIENT_TOKENS // settings.seq_len)
-    metrics = loss_metrics(model, blocks, corpus.fit[:few], workers, settings.seed, track)
+    few = corpus.fit.up_to(GRADIENT_TOKENS)
+    metrics = loss_metrics(model, blocks, few, workers, settings.seed, track)
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
@@ -109,9 +132,10 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
                 kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
     plain = [each.maps[PLAIN] for each in fitted]
     losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
-    base = perplexity(losses)
+    base = perplexity(losses, corpus.choose.scored)
     maps = [each.maps for each in fitted]
-    predicted = predict_losses(model, blocks, maps, corpus.choose[:few], workers, settings.seed, track)
+    few = corpus.choose.up_to(GRADIENT_TOKENS)
+    predicted = predict_losses(model, blocks, maps, few, workers, settings.seed, track)
     menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
@@ -122,9 +146,8 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
-    rises = measure_swaps(
-        model, blocks, variants, corpus.choose[: max(2, SWAP_TOKENS // settings.seq_len)], workers, track
-    )
+    few = corpus.choose.up_to(SWAP_TOKENS, least=2)
+    rises = measure_swaps(model, blocks, variants, few, workers, track)
     return Survey(
         source=source,
         model=model,
@@ -133,14 +156,24 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         workers=workers,
         track=track,
         base=base,
-        base_losses=sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
+        base_losses=base_losses,
         scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
         menus=menus,
-        swaps=[score_swap(b, t, r, base) for b, t, r in zip(blocks, tried, rises, strict=True)],
+        swaps=[score_swap(b, t, r, base, few.scored) for b, t, r in zip(blocks, tried, rises, strict=True)],
         fitted=fitted,
         metrics=metrics,
         moments=kept if settings.keep_moments else None,
+        doubt=doubt,
     )
+
+
+def _doubt_of_base(model: Any, corpus: Corpus, losses: Tensor, workers: Workers, track: Track) -> str | None:
+    """Whether the base reads its text at the context of the check; known before the long passes."""
+    at_check = at_scoring = Measured.of(losses, corpus.verify.scored, corpus.verify.longest)
+    if corpus.choose.longest < corpus.verify.longest:
+        short = sequence_losses(model, corpus.choose, workers, track, "measuring the base")
+        at_scoring = Measured.of(short, corpus.choose.scored, corpus.choose.longest)
+    return doubt_of_base(at_scoring, at_check, embedding_rows(model))
 
 
 def check_budget(model: Any, blocks: list[Block], settings: PlanSettings) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ffncompress.calibration import first_tensor, hooked, own_batches
 from ffncompress.models import Block, installed
 from ffncompress.recovery import LinearFit
+from ffncompress.windows import TokenWindows
 from ffncompress.workers import Track, Workers, silent
 
 
@@ -33,15 +34,31 @@ class SequenceErrors:
     squares: Tensor  # [n]
 
 
-def perplexity(losses: Tensor) -> float:
-    """exp of the mean loss; infinite rather than an overflow."""
-    mean = losses.mean().item()
+def mean_and_error(values: Tensor, tokens: Tensor | None = None) -> tuple[float, float]:
+    """The mean over tokens of what each sequence has on average, and its standard error over sequences.
+
+    Args:
+        values: the mean of each sequence, [n].
+        tokens: how many tokens it is of, [n]; none: the same number in each.
+    """
+    n = len(values)
+    if tokens is None or bool((tokens == tokens[0]).all()):
+        return values.mean().item(), (values.std() / n**0.5).item() if n > 1 else 0.0
+    weights = tokens / tokens.sum()
+    mean = (weights * values).sum()
+    error = (n / (n - 1) * (weights * (values - mean)).square().sum()).sqrt()  # of a ratio of two sums
+    return mean.item(), error.item()
+
+
+def perplexity(losses: Tensor, tokens: Tensor | None = None) -> float:
+    """exp of the mean loss over tokens; infinite rather than an overflow."""
+    mean, _ = mean_and_error(losses, tokens)
     return math.exp(mean) if mean < 700 else math.inf
 
 
 @torch.inference_mode()
 def sequence_losses(
-    model: Any, windows: Tensor, workers: Workers, track: Track = silent, label: str = "measuring perplexity"
+    model: Any, windows: TokenWindows, workers: Workers, track: Track = silent, label: str = "measuring perplexity"
 ) -> Tensor:
     """Mean negative log-likelihood of each window, [n], over all processes."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
@@ -53,7 +70,12 @@ def sequence_losses(
 
 @torch.inference_mode()
 def measure_base(
-    model: Any, blocks: list[Block], fits: list[LinearFit], windows: Tensor, workers: Workers, track: Track = silent
+    model: Any,
+    blocks: list[Block],
+    fits: list[LinearFit],
+    windows: TokenWindows,
+    workers: Workers,
+    track: Track = silent,
 ) -> tuple[Tensor, list[SequenceErrors]]:
     """The original model's loss on each window, [n], and each block's linear error on it."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
@@ -71,7 +93,7 @@ def measure_swaps(
     model: Any,
     blocks: list[Block],
     variants: list[nn.Module],
-    windows: Tensor,
+    windows: TokenWindows,
     workers: Workers,
     track: Track = silent,
 ) -> list[Tensor]:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ffncompress.errors import TextError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-2-raw-v1:train:text"
 PYTHON_DOCS = "python-docs"
 FIT, CHOOSE, REPORT = "fit", "choose", "report"
+Reading = Literal["joined", "documents"]  # across documents, or each by itself
 SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}
 HALVES = {CHOOSE: 0.5, REPORT: 0.5}  # of a text given for choosing alone
 _TELLING = 200  # characters: a longer document that recurs would leak from one part into another
@@ -138,8 +139,14 @@ def read_parts(source: str, shares: dict[str, float] | None = None) -> dict[str,
     seen: set[str] = set()
     texts = {}
     for name, documents in parts.items():
-        fresh = tuple(d for d in documents if d.strip() and d not in seen)
+        told = [d for d in documents if d.strip()]
+        fresh = tuple(d for d in told if d not in seen)
         seen.update(d for d in fresh if len(d) >= _TELLING)
+        if told and not fresh:
+            raise TextError(
+                f"{source}: the text repeats itself: all of its {name} part stands word for word in an earlier part; "
+                "give one with more different documents"
+            )
         if not fresh:
             raise TextError(f"{source}: too little text to divide into {', '.join(shares)}; give a longer one")
         texts[name] = Text(source, name, fresh)
@@ -157,7 +164,7 @@ def windows(text: Text, tokenizer: Any, *, length: int, count: int | None = None
     start = opening_tokens(tokenizer)
     body = length - len(start)
     rows: list[list[int]] = []
-    for piece in _pieces(text, seed, max(_BITE, 32 * length)):
+    for piece in _pieces(text, seed, _bite_size(length)):
         ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
         rows += [start + ids[i : i + body] for i in range(0, len(ids) - body + 1, body)]
         if count is not None and len(rows) >= count:
@@ -183,18 +190,35 @@ def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
     if seed is None:
         yield text.joined
         return
-    bites: list[str] = []
+    bitten: list[str] = []
     buffer = ""
     for document in text.documents:
-        buffer += _ended(document)
-        while len(buffer) >= size:
-            at = buffer.rfind("\n", 1, size) + 1 or size
-            bites.append(buffer[:at])
-            buffer = buffer[at:]
+        whole, buffer = _bite_off(buffer + _ended(document), size)
+        bitten += whole
     if buffer:
-        bites.append(buffer)
-    random.Random(seed).shuffle(bites)
-    yield from bites
+        bitten.append(buffer)
+    random.Random(seed).shuffle(bitten)
+    yield from bitten
+
+
+def bites(document: str, length: int) -> list[str]:
+    """One document in bites that are worth many windows of a length; a short one is one bite."""
+    whole, rest = _bite_off(document, _bite_size(length))
+    return [*whole, rest] if rest else whole
+
+
+def _bite_size(length: int) -> int:
+    return max(_BITE, 32 * length)
+
+
+def _bite_off(buffer: str, size: int) -> tuple[list[str], str]:
+    """(bites of about `size` characters, each to a line's end where there is one; what is left)."""
+    bitten = []
+    while len(buffer) >= size:
+        at = buffer.rfind("\n", 1, size) + 1 or size
+        bitten.append(buffer[:at])
+        buffer = buffer[at:]
+    return bitten, buffer
 
 
 def _ended(document: str) -> str:

@@ -1,4 +1,4 @@
-"""One process or many: who does which windows, and how sums meet. Progress is passed in, never printed here."""
+"""One process or many: who does which batches, and how sums meet. Progress is passed in, never printed here."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Workers:
 
     def share(self, count: int) -> Tensor:
         """The indices out of `count` that are this process's to do."""
-        return torch.arange(self._accelerator.process_index, count, self.count)
+        return torch.arange(count)[self._accelerator.process_index :: self.count]
 
     def sum_(self, tensors: Iterable[Tensor]) -> None:
         """Sum each tensor over the processes, in place."""

@@ -11,7 +11,8 @@ PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
     "errors", "words", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
-    "working", "stages", "notebook", "models", "texts", "calibration", "swaps", "forecast",
+    "working", "stages", "notebook", "models", "texts", "windows", "calibration", "swaps", "reading", "doubts",
+    "forecast",
     "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
     "survey", "planner", "replan", "plugin",
     "_autoload", "report", "heal", "origin", "card", "artifact", "profiling",

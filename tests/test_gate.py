@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
-from ffncompress import api, gate, load, texts
+from ffncompress import api, gate, lm, load, texts
 from ffncompress.errors import ArtifactError, ModelError, TextError
+from ffncompress.settings import EvalSettings
+from ffncompress.workers import silent
 
 
 @pytest.fixture
@@ -24,22 +28,52 @@ def slim(demo_slim: Path, tmp_path: Path) -> Path:
 
 @torch.inference_mode()
 def test_token_perplexity_is_what_it_says(slim: Path, tokenizer) -> None:
-    """Each piece alone, behind the opening token, every token scored once."""
+    """Each piece alone; this tokenizer opens a text with nothing, so the first token is given and not scored."""
     result = api.evaluate(slim, tokens=1500, context=100, repeats=1, batch_size=3)
     text = texts.read_parts("python-docs")["report"]
     pieces = gate.cut_pieces(text, tokenizer, 100, 1500)
     model, total, count = load(slim), 0.0, 0
     for piece in pieces:
         ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
-        assert len(ids) <= 104  # a cut may be tokenised a little differently
-        logits = model(torch.tensor([[0, *ids[:-1]]])).logits[0]
-        total += F.cross_entropy(logits, torch.tensor(ids), reduction="sum").item()
-        count += len(ids)
+        assert len(ids) <= 101  # of which the last is not read
+        logits = model(torch.tensor([ids[:-1]])).logits[0]
+        total += F.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
+        count += len(ids) - 1
     assert result.main.part == "report"
     assert result.main.tokens == count
     assert result.main.slimmed.token == pytest.approx(math.exp(total / count), rel=1e-3)
     words = sum(len(re.split(r"\s+", piece)) for piece in pieces)
     assert result.main.slimmed.word == pytest.approx(math.exp(total / words), rel=1e-3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("stock", [True, False])
+def test_a_piece_begins_as_the_tokenizer_begins_a_text(
+    opens: bool, stock: bool, demo_model, tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval's own task keeps its prefix token where there is one, and does without where there is none."""
+    inner = tokenizer.backend_tokenizer
+    bos = {"bos_token": "<|endoftext|>"} if opens else {}
+    own = PreTrainedTokenizerFast(tokenizer_object=type(inner).from_str(inner.to_str()), **bos)
+    if opens:
+        own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+        )
+    pages = ["The function returns a list of all names.", "It was a dark and stormy night; the rain fell."]
+    if stock:
+        local = lm._task_dict(pages)
+        monkeypatch.setattr(lm, "_task_dict", lambda _: local)
+    answer = lm.lm_eval_perplexity(demo_model, own, None if stock else pages, 64, EvalSettings(), silent, "")
+    for page, found, tokens in zip(pages, answer.piece_log_likelihoods, answer.piece_tokens, strict=True):
+        ids = [0] * opens + own(page, add_special_tokens=False)["input_ids"]
+        logits = demo_model(torch.tensor([ids[:-1]])).logits[0]
+        expected = -F.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert tokens == len(ids) - 1
+    assert answer.log_likelihood == pytest.approx(sum(answer.piece_log_likelihoods))
+    assert answer.tokens == sum(answer.piece_tokens)
+    assert own.pad_token_id is None  # lm-eval gave its copy one
 
 
 def test_the_base_is_cached_and_the_verdict_is_the_limits(slim: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,12 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
 
     source = find_model(str(planted))
     model = load_model(source)
-    corpus = gather_text(source, PlanSettings(data=["python-docs"], tokens=8192), tokenizer, 128)
+    reading = Study.load(study).trained[0].held_out_text.reading
+    corpus = gather_text(source, PlanSettings(data=["python-docs"], tokens=8192), tokenizer, 128, lambda _: reading)
     rows = []
     for windows in (corpus.fit, corpus.choose):
         ((_, [_, pair, _]),) = captured(model, find_blocks(model), windows, Workers("cpu"))
-        rows += [part.flatten(0, 1).double().numpy() for part in pair]
+        rows += [part.double().numpy() for part in pair]
     found = Study.load(study).trained[0].blocks[1].scores
     regression = make_pipeline(StandardScaler(), Ridge(found.ridge * len(rows[0])))
     predicted = regression.fit(rows[0], rows[1]).predict(rows[2])

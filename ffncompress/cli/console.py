@@ -282,6 +282,7 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
     verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
     verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f} %), limit {result.limit}"
+    verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
 
 
@@ -323,5 +324,6 @@ def write_junit(file: str, result: GateResult) -> None:
         summary = plain(f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}")
         ElementTree.SubElement(case, "system-out").text = summary
         if text is result.main and not result.passed:
+            summary += f"; not to be believed: {result.doubt}" if result.doubt else ""
             ElementTree.SubElement(case, "failure", message=summary)
     write_file(file, ElementTree.tostring(suite, encoding="unicode") + "\n")

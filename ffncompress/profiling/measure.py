@@ -21,7 +21,8 @@ from ffncompress.models import Block
 from ffncompress.profiling.records import BlockScores, Regime, Swapped
 from ffncompress.recovery import LinearFit
 from ffncompress.scoring import linear_scores, replacement, whole_map
-from ffncompress.swaps import measure_base, measure_swaps, perplexity
+from ffncompress.swaps import mean_and_error, measure_base, measure_swaps, perplexity
+from ffncompress.windows import Windows
 from ffncompress.workers import Track, Workers, silent
 
 LINEAR = 0.7  # R2_lin from which a block is called linear at all
@@ -77,7 +78,7 @@ def measure_blocks(
     losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, workers, track)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
     complete = [BlockScores(**each, r2_lin_error=bar) for each, bar in zip(found, bars, strict=True)]
-    return Measured(complete, linear, perplexity(losses))
+    return Measured(complete, linear, perplexity(losses, corpus.choose.scored))
 
 
 def regime_of(scores: BlockScores, d_out: int) -> tuple[Regime, str]:
@@ -104,20 +105,21 @@ def swap_linear(
     model: Any,
     blocks: list[Block],
     linear: Sequence[Linear],
-    windows: Tensor,
+    windows: Windows,
     base: float,
     workers: Workers,
     track: Track = silent,
 ) -> list[Swapped]:
     """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
-    windows = windows[: max(2, SWAP_TOKENS // windows.shape[1])]
+    windows = windows.up_to(SWAP_TOKENS, least=2)
     maps = [
         replacement(block, model.get_submodule(block.path), whole_map(block), each.fit)
         for block, each in zip(blocks, linear, strict=True)
     ]
     found = []
     for rises in measure_swaps(model, blocks, maps, windows, workers, track):
-        delta = delta_perplexity(base, rises.mean().item())
-        error = (base + delta) * (rises.std() / len(rises) ** 0.5).item()
+        rise, spread = mean_and_error(rises, windows.scored)
+        delta = delta_perplexity(base, rise)
+        error = (base + delta) * spread
         found.append(Swapped(delta=delta, error=error, tokens=windows.numel()))
     return found

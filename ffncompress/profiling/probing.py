@@ -16,6 +16,7 @@ from ffncompress.profiling.bilinear import RANK, fit_bilinear
 from ffncompress.profiling.measure import Linear
 from ffncompress.profiling.records import Probe
 from ffncompress.recovery import LinearFit
+from ffncompress.windows import Windows
 from ffncompress.workers import Track, Workers, silent
 
 FIT_TOKENS, HELD_OUT_TOKENS = 12_288, 8_192
@@ -32,30 +33,27 @@ def probe_blocks(
     track: Track = silent,
 ) -> list[Probe]:
     """The bilinear probe of every block; half of the held-out sequences stop it, the others measure it."""
-    length = corpus.fit.shape[1]
-    fit = corpus.fit[: max(2, FIT_TOKENS // length)]
-    held_out = corpus.choose[: max(4, HELD_OUT_TOKENS // length)]
+    fit, held_out = corpus.fit.up_to(FIT_TOKENS, least=2), corpus.choose.up_to(HELD_OUT_TOKENS, least=4)
     stop, report = held_out[0::2], held_out[1::2]
-    windows = torch.cat([fit, stop, report])
+    windows = Windows.cat([fit, stop, report])
+    sizes = [part.numel() for part in (fit, stop, report)]
     probes = []
     for group, rows in captured(model, blocks, windows, workers, track):
         for block, (x, y) in zip(track(group, "probing residuals"), rows, strict=True):
-            sizes = [len(fit), len(stop), len(report)]
-            probes.append(_probe(linear[block.index].fit, x.split(sizes), y.split(sizes), seed))
+            probes.append(_probe(linear[block.index].fit, x.split(sizes), y.split(sizes), report, seed))
     return probes
 
 
-def _probe(fit: LinearFit, x: Sequence[Tensor], y: Sequence[Tensor], seed: int) -> Probe:
-    """One probe from [fit, stop, report] parts, each [sequences, length, features]."""
-    fit_x, stop_x, fit_y, stop_y = (part.flatten(0, 1) for part in (*x[:2], *y[:2]))
-    bilinear = fit_bilinear(fit, fit_x, fit_y, stop_x, stop_y, seed)
+def _probe(fit: LinearFit, x: Sequence[Tensor], y: Sequence[Tensor], report: Windows, seed: int) -> Probe:
+    """One probe from the rows of [fit, stop, report] windows, each [rows, features]."""
+    bilinear = fit_bilinear(fit, x[0], y[0], x[1], y[1], seed)
     own = fit.to(x[2].dtype)
-    before, after = (
-        (y[2] - predicted).double().square().sum((1, 2)) for predicted in (x[2] @ own.weight + own.bias, bilinear(x[2]))
-    )
-    shown = y[2].double()
-    sums, squares = shown.sum(1), shown.square().sum((1, 2))
-    rows = torch.full((len(shown),), shown.shape[1], dtype=torch.float64)
+    before, after = (_squares(y[2] - predicted, report) for predicted in (x[2] @ own.weight + own.bias, bilinear(x[2])))
+    squares = _squares(y[2], report)
+    sums = torch.zeros(len(report), y[2].shape[1], dtype=torch.float64)
+    for at, part in report.grouped(y[2]):
+        sums[at] = part.double().sum(1)
+    rows = report.lengths.double()
     total = squares.sum() - sums.sum(0).square().sum() / rows.sum()
     return Probe(
         rank=RANK,
@@ -63,23 +61,36 @@ def _probe(fit: LinearFit, x: Sequence[Tensor], y: Sequence[Tensor], seed: int) 
         gain=((before - after).sum() / total).item(),
         gain_error=recovery.r2_interval(after - before, rows, sums, squares),
         steps=bilinear.steps,
-        fit_tokens=len(fit_x),
-        stop_tokens=len(stop_x),
+        fit_tokens=len(x[0]),
+        stop_tokens=len(x[1]),
         report_tokens=int(rows.sum()),
     )
 
 
+def _squares(values: Tensor, windows: Windows) -> Tensor:
+    """The sum of squares over each window, [n]."""
+    total = torch.zeros(len(windows), dtype=torch.float64)
+    for at, part in windows.grouped(values):
+        total[at] = part.double().square().sum((1, 2))
+    return total
+
+
 def captured(
-    model: Any, blocks: list[Block], windows: Tensor, workers: Workers, track: Track = silent
+    model: Any, blocks: list[Block], windows: Windows, workers: Workers, track: Track = silent
 ) -> Iterator[tuple[list[Block], list[tuple[Tensor, Tensor]]]]:
-    """Groups of blocks with their rows (x, y), each [windows, length, features] in float32; memory is bounded."""
+    """Groups of blocks with their rows (x, y), each [tokens, features] in float32, in the windows' order.
+
+    Memory is bounded.
+    """
+    begins = windows.lengths.cumsum(0) - windows.lengths
     size = 4 * windows.numel() * max(block.d_in + block.d_out for block in blocks)
     count = max(1, ROW_BYTES // size)
     for start in range(0, len(blocks), count):
         group = blocks[start : start + count]
-        rows = [(torch.empty(*windows.shape, b.d_in), torch.empty(*windows.shape, b.d_out)) for b in group]
+        rows = [(torch.empty(windows.numel(), b.d_in), torch.empty(windows.numel(), b.d_out)) for b in group]
         for at, batch in track(own_batches(windows, workers), "capturing activations"):
-            taps = [tap for b, own in zip(group, rows, strict=True) for tap in row_taps(b, _keeper(own, at))]
+            places = (begins[at][:, None] + torch.arange(batch.shape[1])).flatten()
+            taps = [tap for b, own in zip(group, rows, strict=True) for tap in row_taps(b, _keeper(own, places))]
             with torch.no_grad(), hooked(model, taps):
                 model.base_model(input_ids=batch, use_cache=False)
         yield group, rows
@@ -88,6 +99,6 @@ def captured(
 def _keeper(own: tuple[Tensor, Tensor], at: Tensor) -> Any:
     def keep(rows: Rows) -> None:
         for kept, seen in zip(own, (rows.x, rows.y), strict=True):
-            kept[at] = seen.detach().float().cpu().view(len(at), -1, seen.shape[-1])
+            kept[at] = seen.detach().float().cpu()
 
     return keep

@@ -116,6 +116,8 @@ class Profile(_Record):
         return (
             f"{Path(self.text).name}, {self.fit_tokens:,} fit + {self.held_out_tokens:,} held-out tokens, "
             f"context {self.context}, seed {self.seed}"
+            + ", each document by itself"
+            * (self.held_out_text.reading == "documents")
         )
 
 

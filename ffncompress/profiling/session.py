@@ -30,7 +30,8 @@ class Session:
             **subject.facts,
             "fit": self.corpus.fit_text[0].sha256,
             "held_out": self.corpus.choose_text[0].sha256,
-            "windows": [*self.corpus.fit.shape, *self.corpus.choose.shape],
+            "windows": [self.corpus.fit.lengths.tolist(), self.corpus.choose.lengths.tolist()],
+            "reading": self.corpus.choose_text[0].reading,
             "window_seed": self.settings.seed,
             "dtype": self.settings.dtype,
         }
@@ -144,10 +145,10 @@ class Session:
     def _train(self, profile: Profile, index: int) -> Pitfall:
         subject, corpus = self.subject, self.corpus
         block = [subject.blocks[index]]
-        rows = []
+        rows: list[Tensor] = []
         for windows in (corpus.fit, corpus.choose):
             ((_, [pair]),) = captured(subject.model, block, windows, subject.workers, subject.track)
-            rows += [part.flatten(0, 1) for part in pair]
+            rows += pair
         scores = profile.blocks[index].scores
         return Pitfall(
             model=profile.model,

@@ -39,6 +39,7 @@ def make_study(
     for subject in subjects:
         for text in subject.texts:
             subject.corpus(text)  # an unreadable text is said before hours of work
+        subject.unload()  # where it was asked how it reads: one model in memory at a time
     stages = Stages(working)
     profiles, pitfalls = [], []
     for subject in subjects:

@@ -12,7 +12,7 @@ import torch
 
 from ffncompress.calibration import check_enough_rows, own_batches
 from ffncompress.corpus import Corpus, gather_text
-from ffncompress.errors import FfncompressError, ModelError
+from ffncompress.errors import FfncompressError
 from ffncompress.models import (
     Block,
     ModelSource,
@@ -23,8 +23,10 @@ from ffncompress.models import (
     load_random,
     load_tokenizer,
 )
+from ffncompress.reading import better_reading, check_ids, check_length
 from ffncompress.settings import PlanSettings, ProfileSettings
-from ffncompress.texts import PYTHON_DOCS, public_name
+from ffncompress.texts import PYTHON_DOCS, Reading, Text, public_name
+from ffncompress.windows import Windows
 from ffncompress.workers import Track, Workers, stage
 
 RANDOM = "random"
@@ -40,7 +42,9 @@ class Subject:
     settings: ProfileSettings
     workers: Workers
     track: Track
+    original: Subject | None = None  # of a random twin or a checkpoint
     _corpora: dict[str, Corpus] = field(default_factory=dict)
+    _readings: dict[Text, Reading] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -86,20 +90,31 @@ class Subject:
         """The windows of one text."""
         if text not in self._corpora:
             wanted = self.settings
-            longest = getattr(self.config, "max_position_embeddings", None) or wanted.seq_len
-            if wanted.seq_len > longest:
-                raise ModelError(
-                    f"{self.name}: a window of {wanted.seq_len} tokens is more than its {longest}; lower --seq-len"
-                )
+            check_length(self.name, self.config, wanted.seq_len)
             plan = PlanSettings(data=[text], tokens=wanted.tokens, seq_len=wanted.seq_len, seed=wanted.seed)
             with stage(self.track, f"reading {text}"):
-                self._corpora[text] = gather_text(self.source, plan, self.tokenizer, wanted.seq_len)
+                self._corpora[text] = gather_text(self.source, plan, self.tokenizer, wanted.seq_len, self.reading_of)
         return self._corpora[text]
+
+    def reading_of(self, text: Text) -> Reading:
+        """How the model reads a text; what it is compared with reads as the model itself does."""
+        if self.original is not None:
+            return self.original.reading_of(text)
+        if text not in self._readings:
+            length, workers = self.settings.seq_len, self.workers
+            several = len(text.documents) > 1  # or the model need not be loaded to tell
+            self._readings[text] = (
+                better_reading(self.model, self.tokenizer, text, length, workers, seed=self.settings.seed)
+                if several
+                else "joined"
+            )
+        return self._readings[text]
 
     @torch.inference_mode()
     def forward_seconds(self, text: str) -> float:
         """One bare forward pass over all windows of a text, measured on some of them."""
         corpus = self.corpus(text)
+        check_ids(self.model, Windows.cat([corpus.fit, corpus.choose]))
         check_enough_rows(self.blocks, corpus.fit.numel())
         batches = [batch for _, batch in own_batches(corpus.fit, self.workers)][: FORWARD_BATCHES + 1]
         self.model(input_ids=batches[0], use_cache=False)
@@ -129,19 +144,20 @@ def find_subjects(
     if settings.revisions and len(models) > 1:
         raise FfncompressError("--revisions are of one model; give one, or each model a run of its own")
 
-    def subject(source: ModelSource, variant: str = "") -> Subject:
-        return Subject(source, variant, settings, workers, track)
+    def subject(source: ModelSource, variant: str = "", original: Subject | None = None) -> Subject:
+        return Subject(source, variant, settings, workers, track, original)
 
     found = []
     for name in models:
         source = find_model(name, revision=revision, trust_remote_code=trust_remote_code)
+        original = subject(source)
         for step in settings.revisions:
             at = find_model(step) if Path(step).is_dir() else find_model(name, revision=step)
             own = ModelSource(source.name, at.directory, at.gguf_file, at.revision, at.is_hub, trust_remote_code)
-            found.append(subject(own, Path(step).name))
-        found.append(subject(source))
+            found.append(subject(own, Path(step).name, original))
+        found.append(original)
         if settings.against_random:
-            found.append(subject(source, RANDOM))
+            found.append(subject(source, RANDOM, original))
     for kind, names in (("models", [each.name for each in found]), ("texts", [*map(public_name, settings.data)])):
         if len(set(names)) < len(names):
             raise FfncompressError(f"two {kind} are called {max(names, key=names.count)}; rename one of them")
