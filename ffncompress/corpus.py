@@ -16,6 +16,9 @@ from ffncompress.settings import PlanSettings
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
+FRESH_WINDOWS = 32
+_LONGEST = 24  # characters of a token, generously
+_RUN, _READ = 8, 0.3  # tokens; a window is read already if this share of its runs of tokens is
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Corpus:
     refit: Tensor  # of the same text, as many as were asked for
     choose: Tensor
     verify: Tensor  # of the choose text too, at the gate's context
+    fresh: Tensor  # likewise, spread over all of it, where nothing above reads
     fit_text: list[TextRef]
     choose_text: list[TextRef]
 
@@ -55,7 +59,11 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
     )
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
-    return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
+    fresh_rows = verify_rows[:0]
+    if settings.limit is None:  # a promise is needed only where no limit was asked for
+        fresh = [_spread(text, tokenizer, context, FRESH_WINDOWS // len(choose)) for text in choose]
+        fresh_rows = _unread(torch.cat(fresh), [choose_rows, verify_rows])
+    return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fresh_rows, fit_refs, choose_refs)
 
 
 def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenizer: Any) -> tuple[Tensor, list[TextRef]]:
@@ -72,3 +80,25 @@ def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenize
         rows.append(own)
         refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel()))
     return torch.cat(rows), refs
+
+
+def _spread(text: texts.Text, tokenizer: Any, length: int, count: int) -> Tensor:
+    """Windows at even distances over all of a text: neighbours are alike, and a few of them stand for one place."""
+    joined = text.joined
+    stretch = len(joined) // max(count, 1)
+    starts = [joined.find("\n", i * stretch, (i + 1) * stretch) + 1 or i * stretch for i in range(count)]
+    ends = [min((i + 1) * stretch, at + _LONGEST * length) for i, at in enumerate(starts)]
+    near = [texts.Text(text.source, text.part, (joined[at:end],)) for at, end in zip(starts, ends, strict=True)]
+    found = [texts.windows(each, tokenizer, length=length, count=1, seed=None) for each in near]
+    return torch.cat([torch.empty(0, length, dtype=torch.long), *found])
+
+
+def _unread(windows: Tensor, others: list[Tensor]) -> Tensor:
+    """Those that share few runs of tokens with any of the others."""
+
+    def runs(row: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(row[i : i + _RUN]) for i in range(len(row) - _RUN + 1)]
+
+    read = {run for rows in others for row in rows.tolist() for run in runs(row)}
+    shares = [sum(run in read for run in runs(row)) / max(1, len(row) - _RUN + 1) for row in windows.tolist()]
+    return windows[[share < _READ for share in shares]]

@@ -23,6 +23,7 @@ from ffncompress.lm import STOCK_TASK, Answer, cache_key, cached, cut_pieces, di
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.patcher import base_source
 from ffncompress.plans import Plan
+from ffncompress.promise import Promise, paired_rise
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
 from ffncompress.staging import write_file
@@ -58,7 +59,8 @@ def run_gate(
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
-    limit = Limit.parse(settings.max_delta) if settings.max_delta else plan.promise
+    promise = Promise(Limit.parse(settings.max_delta)) if settings.max_delta else plan.promised
+    limit = promise.limit
     results = []
     for text in inputs:
         pieces = cut_pieces(text, tokenizer, context, settings.tokens) if text else None
@@ -81,6 +83,7 @@ def run_gate(
         weights_sha256=slim_at.fingerprint(),
         dtype=dtype,
         limit=str(limit),
+        limit_warning=promise.warning,
         passed=limit.allows(*main.headline),
         main=main,
         also=results[1:],
@@ -133,7 +136,17 @@ def _text_result(
         context=context,
         base=perplexities(before),
         slimmed=perplexities(after),
+        rise_error=_rise_error(before, after),
     )
+
+
+def _rise_error(before: Answer, after: Answer) -> float | None:
+    """The error of the relative rise of perplexity; none where an answer, remembered from before, tells no pieces."""
+    tokens = before.piece_tokens
+    if len(tokens) < 2 or tokens != after.piece_tokens:
+        return None
+    rise = paired_rise(before.piece_log_likelihoods, after.piece_log_likelihoods, tokens)
+    return rise.error * (1 + rise.relative)
 
 
 def _sizes(plan: Plan, origin: dict[str, Any], slimmed: Any, source: ModelSource) -> Sizes:

@@ -38,6 +38,8 @@ class Answer(BaseModel):
     log_likelihood: float
     word: float
     byte: float
+    piece_log_likelihoods: list[float] = []
+    piece_tokens: list[int] = []
 
 
 def cut_pieces(text: texts.Text, tokenizer: Any, context: int, tokens: int) -> list[str]:
@@ -90,9 +92,13 @@ def lm_eval_perplexity(
     name = next(iter(answer["results"]))
     scores, samples = answer["results"][name], answer["samples"][name]
     scored = [sample["arguments"][0][0] for sample in samples]
+    piece_tokens = [len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored]
+    log_likelihoods = [float(sample["filtered_resps"][0]) for sample in samples]
     return Answer(
-        tokens=sum(len(tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]) for page in scored),
-        log_likelihood=sum(sample["filtered_resps"][0] for sample in samples),
+        tokens=sum(piece_tokens),
+        log_likelihood=sum(log_likelihoods),
+        piece_log_likelihoods=log_likelihoods,
+        piece_tokens=piece_tokens,
         word=scores["word_perplexity,none"],
         byte=scores["byte_perplexity,none"],
     )

@@ -64,6 +64,9 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
         if settings.refit:
             choice, modules, checks = _refitted(survey, market, settings, choice, modules, joint[-1])
             joint += checks
+        # what is promised must not be measured where ridges, widths and the refit were chosen: they suit those windows
+        if settings.limit is None and (afresh := survey.check_afresh(choice, modules, joint[-1])):
+            joint.append(afresh)
     plan = describe(survey, settings, market, choice, joint, frontier, forced)
     return plan, tensors_of(modules)
 

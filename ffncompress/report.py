@@ -27,6 +27,7 @@ class TextResult(_Record):
     context: int
     base: Perplexities
     slimmed: Perplexities
+    rise_error: float | None = None  # standard, of `relative`: the text's own windows differ
 
     @property
     def headline(self) -> tuple[float, float]:
@@ -79,3 +80,4 @@ class GateResult(_Record):
     prompt: str
     continuation_base: str
     continuation_slimmed: str
+    limit_warning: str = ""  # where the limit is too wide to say much

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
-    "errors", "recovery", "workers", "settings", "staging", "manifest", "models", "texts", "calibration", "swaps", "forecast",
-    "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
-    "survey", "planner", "replan", "plugin",
+    "errors", "recovery", "workers", "settings", "staging", "manifest", "models", "texts", "calibration", "swaps",
+    "forecast", "modules", "figures", "promise", "plans", "corpus", "patcher", "scoring", "refit",
+    "allocation", "selection", "latency", "survey", "planner", "replan", "plugin",
     "_autoload", "report", "card", "heal", "artifact", "profiling",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip
