@@ -70,7 +70,7 @@ def misses(entries: list[Entry], windows: Callable[[Entry], Array]) -> Array:
 
 
 def text_share(entries: list[Entry], windows: Callable[[Entry], Array]) -> float:
-    """The variance between parts of a text over the variance of windows: what the errors of both means do not explain."""
+    """The variance of the difference of two parts of a text, less both errors, over the variance of windows."""
     excess = []
     for entry in entries:
         plan, report = windows(entry), rises(entry, "report")
@@ -118,11 +118,11 @@ def causes(entries: list[Entry]) -> str:
         means = report[: len(report) // 8 * 8].reshape(-1, 8).mean(1)
         if len(means) > 1:
             blocks.append(means.var(ddof=1) * 8 / report.var(ddof=1))
-    lines.append(
-        f"variance of the mean of 8 neighbouring windows over that of 8 independent ones: {np.mean(blocks):.2f}"
-    )
+    lines.append(f"variance of the mean of 8 neighbouring windows over that of 8 apart: {np.mean(blocks):.2f}")
     lines.append(f"rise of the report text: {np.mean([rises(e, 'report').mean() for e in entries]):.4f} nats")
-    lines.append(f"variance between parts of a text over the variance of windows: {text_share(entries, unread):.3f}")
+    lines.append(
+        f"variance of the difference of two parts of a text over that of windows: {text_share(entries, unread):.3f}"
+    )
     return "\n".join(lines)
 
 

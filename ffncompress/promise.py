@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ffncompress.settings import EvalSettings, Limit
 
 CHANCE = 0.01  # that a result breaks the promise by bad luck alone
-TEXT_TO_TEXT = 0.1  # variance between parts of a text over that between windows: measured, see benchmarks/LOG.md
+TEXT_TO_TEXT = 0.1  # as measured: benchmarks/LOG.md
 WIDE = 0.05  # of the perplexity: a margin below it is worth knowing, however small the rise
 LEAST = 0.001  # a limit is told in tenths of a per cent
 
@@ -62,7 +62,7 @@ class Promise:
             return ""
         return (
             f"this limit is wide: the plan measured {100 * self.rise.relative:+.1f} % on {self.rise.windows} windows "
-            f"that differ much, so it says little; plan with a longer text, or give your own with eval --max-delta"
+            f"that differ much, so it says little; plan with a longer text or more --tokens, or give a limit of your own with --max-delta"
         )
 
 

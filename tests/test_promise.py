@@ -23,7 +23,7 @@ GATE_WINDOWS = 64  # 16,384 tokens
 
 
 def sampled(plans: int, windows: int, seed: int, *, between: float, lasting: float = 0.0) -> torch.Tensor:
-    """Rises of windows of many texts, [plans, windows]: a level of each text, and windows that may resemble the one before."""
+    """Rises of windows of many texts, [plans, windows]: a level of each text; a window may resemble the one before."""
     noise = torch.Generator().manual_seed(seed)
     draw = torch.randn(plans, windows, generator=noise, dtype=torch.float64)
     for i in range(1, windows):
