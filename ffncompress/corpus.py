@@ -16,7 +16,7 @@ from ffncompress.settings import PlanSettings
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
-FRESH_WINDOWS = 32
+FRESH_WINDOWS, FRESH_TOKENS = 16, 8192  # at least both, where the text has them
 _LONGEST = 24  # characters of a token, generously
 _RUN, _READ = 8, 0.3  # tokens; a window is read already if this share of its runs of tokens is
 
@@ -29,7 +29,7 @@ class Corpus:
     refit: Tensor  # of the same text, as many as were asked for
     choose: Tensor
     verify: Tensor  # of the choose text too, at the gate's context
-    fresh: Tensor  # likewise, spread over all of it, where nothing above reads
+    fresh: Tensor  # likewise, where nothing above reads, of the text that the gate will report on: the first
     fit_text: list[TextRef]
     choose_text: list[TextRef]
 
@@ -61,8 +61,8 @@ def gather_text(source: ModelSource, settings: PlanSettings, tokenizer: Any, con
         verify_rows = choose_rows
     fresh_rows = verify_rows[:0]
     if settings.limit is None:  # a promise is needed only where no limit was asked for
-        fresh = [_spread(text, tokenizer, context, FRESH_WINDOWS // len(choose)) for text in choose]
-        fresh_rows = _unread(torch.cat(fresh), [choose_rows, verify_rows])
+        count = max(FRESH_WINDOWS, FRESH_TOKENS // context)
+        fresh_rows = _unread(_spread(choose[0], tokenizer, context, count), [choose_rows, verify_rows])
     return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fresh_rows, fit_refs, choose_refs)
 
 
@@ -85,7 +85,7 @@ def _cut(sources: list[texts.Text], count: int, length: int, seed: int, tokenize
 def _spread(text: texts.Text, tokenizer: Any, length: int, count: int) -> Tensor:
     """Windows at even distances over all of a text: neighbours are alike, and a few of them stand for one place."""
     joined = text.joined
-    stretch = len(joined) // max(count, 1)
+    stretch = len(joined) // count
     starts = [joined.find("\n", i * stretch, (i + 1) * stretch) + 1 or i * stretch for i in range(count)]
     ends = [min((i + 1) * stretch, at + _LONGEST * length) for i, at in enumerate(starts)]
     near = [texts.Text(text.source, text.part, (joined[at:end],)) for at, end in zip(starts, ends, strict=True)]

@@ -62,7 +62,7 @@ class Promise:
             return ""
         return (
             f"this limit is wide: the plan measured {100 * self.rise.relative:+.1f} % on {self.rise.windows} windows "
-            f"that differ much, so it says little; plan with a longer text or more --tokens, or give a limit of your own with --max-delta"
+            "that differ much, so it says little; plan with a longer text or more --tokens, or give a limit of your own"
         )
 
 
