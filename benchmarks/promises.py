@@ -1,6 +1,6 @@
 """What a sized plan promises against what the report text then shows, over many small plans.
 
-    python benchmarks/promises.py MODELS DATA --results FILE [--only demo] [--gates 3] [--table]
+    python benchmarks/promises.py MODELS DATA --results FILE [--only demo] [--gates 3] [--more FILE ...] [--table]
 
 MODELS holds `stories15m` as a Hugging Face folder (the other model is the embedded one); DATA holds `wikitext2/` and
 `domains/`. Long files are cut into several texts, because plans on one text share its surprises. Of each plan FILE
@@ -144,12 +144,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("promises.json"))
     parser.add_argument("--only", choices=["demo", "stories15m"])
     parser.add_argument("--texts", nargs="+", help="only these, such as stories-0")
+    parser.add_argument("--more", type=Path, nargs="+", default=[], help="further text files, instead of DATA's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--gates", type=int, default=0, help="how many plans lm-eval's gate measures too")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
-    sources = lay_out_texts(options.data, options.results.parent / "texts")
+    sources = {file.stem: str(file) for file in options.more}
+    sources = sources or lay_out_texts(options.data, options.results.parent / "texts")
     todo = [(m, s, t) for m in ("demo", "stories15m") for s in options.seeds for t in options.texts or sources]
     for model, seed, name in todo if not options.table else ():
         keys = {size: f"{model} | {name} | {size} | {seed}" for size in SIZES[model]}
