@@ -52,8 +52,11 @@ class Promise:
 
     @property
     def wide(self) -> bool:
-        """Whether the margin is more than what was measured, and more than anybody would call small."""
-        return self.rise is not None and self.limit.value - self.rise.relative > max(self.rise.relative, WIDE)
+        """Whether it allows more than what was measured again, and more than anybody would call small."""
+        if self.rise is None:
+            return False
+        measured = max(self.rise.relative, 0.0)  # a fall promises nothing
+        return self.limit.value - measured > max(measured, WIDE)
 
     @property
     def warning(self) -> str:
