@@ -80,6 +80,21 @@ def misses(
     return np.array(found)
 
 
+def within_one_text(entries: list[Entry], draws: int = 200, count: int = 8) -> dict[str, float]:
+    """How often three standard errors of a few windows miss the mean of the same text's other windows, upwards."""
+    chance = np.random.default_rng(0)
+    broken = {"apart": 0, "neighbours": 0}
+    long = [found for entry in entries if len(found := rises(entry, "report")) >= 6 * count]
+    for found in long:
+        for _ in range(draws):
+            start = chance.integers(len(found) - count)
+            orders = {"apart": chance.permutation(len(found)), "neighbours": np.roll(np.arange(len(found)), -start)}
+            for name, order in orders.items():
+                few, rest = found[order[:count]], found[order[count:]]
+                broken[name] += rest.mean() > few.mean() + 3 * few.std(ddof=1) / count**0.5
+    return {name: times / (draws * len(long)) for name, times in broken.items()}
+
+
 def text_share(entries: list[Entry], windows: Callable[[Entry], Array]) -> float:
     """The variance of the difference of two parts of a text, less both errors, over the variance of windows."""
     excess = []
@@ -122,6 +137,10 @@ def causes(entries: list[Entry]) -> str:
         lines.append(
             f"{name}: mean rise {mean:.4f} nats; the report text's is above it by {z.mean():+.2f} standard errors on "
             f"average, spread {z.std():.2f}; above 2: {(z > 2).sum()}, above 3: {(z > 3).sum()} of {len(z)}"
+        )
+    for name, share in within_one_text(entries).items():
+        lines.append(
+            f"three standard errors of 8 windows, {name}, broken by the same text's others: {100 * share:.1f} %"
         )
     chosen = misses(entries, old, unread)
     lines.append(f"unread windows above the old ones: {chosen.mean():+.2f} standard errors, spread {chosen.std():.2f}")

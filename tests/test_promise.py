@@ -124,6 +124,8 @@ def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) 
     choose = texts.read_parts("python-docs")[texts.CHOOSE].joined
     at = [choose.find(tokenizer.decode(row[2:20].tolist())) for row in found.fresh]
     assert max(at) > 0.8 * len(choose)  # to the end of the part
+    short = texts.Text("x", texts.CHOOSE, (choose[:3000],))
+    assert len(corpus._spread(short, tokenizer, CONTEXT, 16)) < corpus.VERIFY_WINDOWS  # then the plan's own must serve
     limited = settings.model_copy(update={"budget": None})
     assert not len(corpus.gather_text(demo_source, limited, tokenizer, CONTEXT).fresh)
 
