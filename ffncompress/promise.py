@@ -48,7 +48,7 @@ class Promise:
     @property
     def reason(self) -> str:
         """What the limit is made of, in a few words."""
-        return f"this rise and a margin that chance exceeds {CHANCE:.0%} of the time".replace("%", " %")
+        return f"this rise, and a margin that text of its kind exceeds by chance 1 time in {round(1 / CHANCE)}"
 
     @property
     def wide(self) -> bool:
