@@ -177,6 +177,8 @@ def _gate_table(gate: GateResult) -> str:
         f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
         f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})."
     )
+    if gate.limit_warning:
+        rows.append(f"\nOf the limit: {gate.limit_warning}.")
     return "\n".join(rows)
 
 

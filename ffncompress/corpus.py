@@ -13,10 +13,13 @@ from ffncompress.notebook import note_place, place_of
 from ffncompress.plans import Plan, TextRef
 from ffncompress.settings import PlanSettings
 from ffncompress.texts import Reading, Text
-from ffncompress.windows import Windows, cut
+from ffncompress.windows import Windows, cut, document_windows
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
+FRESH_WINDOWS, FRESH_TOKENS = 16, 8192  # at least both, where the text has them
+_CHARACTERS, _LONGEST = 4, 24  # of a token: about, and generously
+_RUN, _READ = 8, 0.3  # tokens; a window is read already if this share of its runs of tokens is
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Corpus:
     refit: Windows  # of the same text, as many as were asked for
     choose: Windows
     verify: Windows  # of the choose text too, at the gate's context
+    fresh: Windows  # likewise, where nothing above reads, of the text that the gate will report on: the first
     fit_text: list[TextRef]
     choose_text: list[TextRef]
 
@@ -72,7 +76,13 @@ def gather_text(
     )
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
-    return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fit_refs, choose_refs)
+    fresh_rows = verify_rows[:0]
+    if settings.limit is None:  # a promise is needed only where no limit was asked for
+        count = max(FRESH_WINDOWS, FRESH_TOKENS // context)
+        fresh_rows = _unread(
+            _spread(choose[0], tokenizer, readings[choose[0].source], context, count), [choose_rows, verify_rows]
+        )
+    return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fresh_rows, fit_refs, choose_refs)
 
 
 def known_texts(plan: Plan, given: list[str]) -> dict[str, list[str]]:
@@ -119,3 +129,28 @@ def _cut(
         rows.append(own)
         refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel(), reading=reading))
     return Windows.cat(rows), refs
+
+
+def _spread(text: Text, tokenizer: Any, reading: Reading, length: int, count: int) -> Windows:
+    """Windows at even distances over all of a text: neighbours are alike, and a few of them stand for one place."""
+    if reading == "documents":
+        stride = max(1, text.characters // (_CHARACTERS * count * length))
+        some = Text(text.source, text.part, text.documents[::stride])
+        return document_windows(some, tokenizer, length=length, tokens=count * length, seed=None)
+    joined = text.joined
+    stretch = len(joined) // count
+    starts = [joined.find("\n", i * stretch, (i + 1) * stretch) + 1 or i * stretch for i in range(count)]
+    ends = [min((i + 1) * stretch, at + _LONGEST * length) for i, at in enumerate(starts)]
+    near = [Text(text.source, text.part, (joined[at:end],)) for at, end in zip(starts, ends, strict=True)]
+    return Windows.cat(Windows.of(texts.windows(t, tokenizer, length=length, count=1, seed=None)) for t in near)
+
+
+def _unread(windows: Windows, others: list[Windows]) -> Windows:
+    """Those that share few runs of tokens with any of the others."""
+
+    def runs(row: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(row[i : i + _RUN]) for i in range(len(row) - _RUN + 1)]
+
+    read = {run for rows in others for row in rows for run in runs(row.tolist())}
+    shares = [sum(run in read for run in runs(row.tolist())) / max(1, len(row) - _RUN + 1) for row in windows]
+    return windows[[i for i, share in enumerate(shares) if share < _READ]]

@@ -26,6 +26,7 @@ from ffncompress.models import ModelSource, context_of, count_parameters, find_m
 from ffncompress.origin import GATE_FILE, META, Origin, read_origin, read_plan, verify_files
 from ffncompress.patcher import base_source, prove
 from ffncompress.plans import Plan
+from ffncompress.promise import Promise, paired_rise
 from ffncompress.reading import READING_TOKENS, better_reading, check_ids, embedding_rows
 from ffncompress.report import GateResult, Perplexities, Sizes, Speed, TextResult
 from ffncompress.settings import EvalSettings, Limit
@@ -68,7 +69,8 @@ def run_gate(
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
         base = load_model(base_at, dtype=dtype, device_map={"": workers.device})
 
-    limit = Limit.parse(settings.max_delta) if settings.max_delta else plan.promise
+    promise = Promise(Limit.parse(settings.max_delta)) if settings.max_delta else plan.promised
+    limit = promise.limit
     results: list[TextResult] = []
     doubt = None  # of the first text, which the verdict is on
     for text in inputs:
@@ -101,6 +103,7 @@ def run_gate(
         weights_sha256=slim_at.fingerprint(),
         dtype=dtype,
         limit=str(limit),
+        limit_warning=promise.warning,
         passed=doubt is None and limit.allows(*main.headline),
         doubt=doubt,
         main=main,
@@ -174,7 +177,17 @@ def _text_result(
         base=perplexities(before),
         slimmed=perplexities(after),
         reading=reading,
+        rise_error=_rise_error(before, after),
     )
+
+
+def _rise_error(before: Answer, after: Answer) -> float | None:
+    """The error of the relative rise of perplexity; none of a single piece."""
+    tokens = before.piece_tokens
+    if len(tokens) < 2 or tokens != after.piece_tokens:
+        return None
+    rise = paired_rise(before.piece_log_likelihoods, after.piece_log_likelihoods, tokens)
+    return rise.error * (1 + rise.relative)
 
 
 def _reading(plan: Plan, text: texts.Text, base: Any, tokenizer: Any, context: int, workers: Workers) -> texts.Reading:

@@ -66,6 +66,9 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
         if settings.refit:
             choice, modules, checks = _refitted(survey, market, settings, choice, modules, joint[-1])
             joint += checks
+        # what is promised is not measured where ridges, weightings and the refit were chosen
+        if settings.limit is None and (afresh := survey.check_afresh(choice, modules, joint[-1])):
+            joint.append(afresh)
     plan = describe(survey, settings, market, choice, joint, frontier, forced)
     with installed(survey.model, {survey.blocks[i].path: module for i, module in modules.items()}):
         plan = plan.model_copy(update={"proof": proof_of(survey.model)})

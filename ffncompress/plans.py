@@ -10,6 +10,7 @@ PLAN/moments.safetensors         the moments of every block, where they were to 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ffncompress.errors import PlanError
 from ffncompress.manifest import Manifest, sha256_of
 from ffncompress.outputs import staged_directory
+from ffncompress.promise import Promise, Rise, promise_of
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
 from ffncompress.texts import Reading, public_name
 from ffncompress.words import in_short
@@ -26,7 +28,7 @@ from ffncompress.words import in_short
 SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
 FRONTIER_FILE, MOMENTS_FILE = "frontier.png", "moments.safetensors"
-PROMISE_MARGIN = 3.0  # standard errors: the report text is another text
+FEWEST_WINDOWS = 8  # of a check that does not say how many: none was ever made on fewer, where the text allowed
 Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -141,7 +143,7 @@ class BlockPlan(_Record):
 
 
 class JointCheck(_Record):
-    """Several blocks replaced together: the perplexity on the choose text."""
+    """Several blocks replaced together: the perplexity on windows of the choose text."""
 
     blocks: list[Count]
     parameters: Count  # of the whole model
@@ -152,6 +154,15 @@ class JointCheck(_Record):
     delta: float
     delta_error: float
     within_limit: bool | None  # none: there is no limit
+    windows: int | None = None  # how many; plans before 0.4 do not say
+    fresh: bool = False  # nothing was chosen on these windows
+
+    @property
+    def rise(self) -> Rise:
+        """Of the mean loss: perplexities are its exponentials, and the error of one follows from the other's."""
+        nats = math.log(self.perplexity / self.base_perplexity)
+        error = self.delta_error / self.perplexity if math.isfinite(nats) else math.inf
+        return Rise(nats, error, self.windows or FEWEST_WINDOWS)
 
 
 class FrontierPoint(_Record):
@@ -215,13 +226,17 @@ class Plan(_Record):
     @property
     def promise(self) -> Limit:
         """What the gate holds the result to: the limit asked for, or what the plan measured, with a margin, or 5 %."""
+        return self.promised.limit
+
+    @property
+    def promised(self) -> Promise:
+        """The promise, with what it rests on."""
         final = self.final_check
         if self.settings.limit is not None:
-            return self.settings.limit
+            return Promise(self.settings.limit)
         if final is None:
-            return Limit.parse(DEFAULT_LIMIT)
-        rise = (final.delta + PROMISE_MARGIN * final.delta_error) / final.base_perplexity
-        return Limit(round(max(rise, 0.001), 3), relative=True)
+            return Promise(Limit.parse(DEFAULT_LIMIT))
+        return promise_of(final.rise, final.context)
 
     @property
     def final_check(self) -> JointCheck | None:

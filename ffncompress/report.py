@@ -30,6 +30,7 @@ class TextResult(_Record):
     base: Perplexities
     slimmed: Perplexities
     reading: Reading = "joined"
+    rise_error: float | None = None  # standard, of `relative`: the text's own windows differ
 
     @property
     def headline(self) -> tuple[float, float]:
@@ -83,3 +84,4 @@ class GateResult(_Record):
     prompt: str
     continuation_base: str
     continuation_slimmed: str
+    limit_warning: str = ""  # where the limit is too wide to say much

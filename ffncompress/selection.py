@@ -129,7 +129,7 @@ def joint_check(
     return JointCheck(
         blocks=[i for i, option in enumerate(choice) if option is not None], parameters=parameters, refitted=refitted,
         context=context, base_perplexity=before, perplexity=after, delta=after - before, delta_error=error,
-        within_limit=within,
+        within_limit=within, windows=len(base),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
-from ffncompress.corpus import Corpus, gather_text
+from ffncompress.corpus import VERIFY_WINDOWS, Corpus, gather_text
 from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed, refuse
 from ffncompress.errors import BudgetError
 from ffncompress.forecast import loss_metrics, predict_losses
@@ -97,6 +97,18 @@ class Survey:
     def doubt_of(self, check: JointCheck) -> str | None:
         """Why a joint check says nothing, or none."""
         return self.doubt or doubt_of_slimmed(check.base_perplexity, check.delta, check.delta_error)
+
+    def check_afresh(self, choice: Choice, modules: dict[int, nn.Module], before: JointCheck) -> JointCheck | None:
+        """A check of the same stand-ins on windows that nothing was chosen on; none where the text has too few."""
+        windows = self.corpus.fresh
+        if len(windows) < VERIFY_WINDOWS:
+            return None
+        base = sequence_losses(self.model, windows, self.workers, self.track, "measuring the base afresh")
+        with installed(self.model, {self.blocks[i].path: module for i, module in modules.items()}):
+            together = sequence_losses(self.model, windows, self.workers, self.track, "verifying afresh")
+        size, context = before.parameters, before.context
+        check = joint_check(choice, size, base, together, context, None, before.refitted, windows.scored)
+        return check.model_copy(update={"fresh": True})
 
 
 def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:

@@ -12,9 +12,8 @@ PACKAGE = ROOT / "ffncompress"
 ORDER = [
     "errors", "words", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
     "working", "stages", "notebook", "models", "texts", "windows", "calibration", "swaps", "reading", "doubts",
-    "forecast",
-    "modules", "figures", "plans", "corpus", "patcher", "scoring", "refit", "allocation", "selection", "latency",
-    "survey", "planner", "replan", "plugin",
+    "forecast", "modules", "figures", "promise", "plans", "corpus", "patcher", "scoring", "refit", "allocation",
+    "selection", "latency", "survey", "planner", "replan", "plugin",
     "_autoload", "report", "heal", "origin", "card", "artifact", "profiling",
     "lm", "gate", "hub", "recipe", "api", "cli", "__main__",
 ]  # fmt: skip

@@ -154,7 +154,9 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     if plan.replaced:
         console.print(Text(_kept(plan)))
         if plan.settings.limit is None and plan.final_check is not None:
-            console.print(Text(f"ffncompress eval will hold it to {plan.promise}: this rise and three standard errors"))
+            console.print(Text(f"ffncompress eval will hold it to {plan.promise}: {plan.promised.reason}"))
+            if plan.promised.wide:
+                console.print(Text(plan.promised.warning, style="yellow"))
     if plan.frontier:
         console.print(_frontier_table(plan))
 
@@ -281,9 +283,12 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(f"base     {result.continuation_base!r}"))
     console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
     verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
-    verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f} %), limit {result.limit}"
+    error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
+    verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
     verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
+    if result.limit_warning:
+        console.print(Text(result.limit_warning, style="yellow"))
 
 
 def _change(label: str, before: float, after: float, form: str = ",") -> tuple[str, ...]:
