@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from ffncompress.calibration import check_enough_rows, collect_moments, in_passe
 from ffncompress.corpus import Corpus, gather_text
 from ffncompress.errors import BudgetError
 from ffncompress.forecast import loss_metrics, predict_losses
+from ffncompress.latency import time_blocks
 from ffncompress.models import (
     Block,
     ModelSource,
@@ -22,6 +23,7 @@ from ffncompress.models import (
     load_tokenizer,
 )
 from ffncompress.plans import JointCheck, Option, Scores, Swap
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.scoring import (
     PLAIN,
     Fitted,
@@ -35,11 +37,13 @@ from ffncompress.scoring import (
 )
 from ffncompress.selection import Choice, Market, joint_check, surprise, within_factor
 from ffncompress.settings import Budget, PlanSettings, parse_blocks
-from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
+from ffncompress.stages import Stages, fingerprint
+from ffncompress.swaps import SequenceErrors, measure_base, measure_swaps, perplexity, sequence_losses
 from ffncompress.workers import Track, Workers, silent, stage
 
 GRADIENT_TOKENS = 4096  # of either text, for a backward pass
 SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
+_Seconds = tuple[list[list[Option]], list[float], float]  # options with theirs, of the FFNs as they are, of the model
 SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
 
 
@@ -61,6 +65,7 @@ class Survey:
     fitted: list[Fitted]
     metrics: list[Tensor]  # what the loss feels of each block's errors, by direction
     moments: dict[str, Tensor] | None
+    stages: Stages = field(default_factory=Stages)
 
     def market(self) -> Market:
         return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
@@ -75,6 +80,24 @@ class Survey:
 
     def check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None = None) -> JointCheck:
         """Replace some blocks together and measure."""
+        facts = {
+            "choice": [option and option.model_dump() for option in choice],
+            "refitted": modules is not None,
+            "limit": repr(settings.limit),
+        }
+        return self.stages.do("joint check", facts, JointCheck, lambda: self._check(choice, settings, modules))
+
+    def timed(self, market: Market) -> Market:
+        """The market with seconds: measured once, so that a run that goes on chooses as the killed one would have."""
+
+        def measure() -> _Seconds:
+            made = time_blocks(self.model, market, self.track)
+            return made.menus, made.kept_seconds or [], made.model_seconds
+
+        menus, kept, whole = self.stages.do("timings", {}, _Seconds, measure)
+        return replace(market, menus=menus, kept_seconds=kept, model_seconds=whole)
+
+    def _check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None) -> JointCheck:
         windows = self.corpus.verify
         at = {self.blocks[i].path: module for i, module in (modules or self.modules(choice)).items()}
         with installed(self.model, at):
@@ -84,8 +107,15 @@ class Survey:
         return joint_check(choice, size, self.base_losses, together, windows.shape[1], limit, modules is not None)
 
 
-def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:
+def survey(
+    source: ModelSource,
+    settings: PlanSettings,
+    workers: Workers,
+    track: Track = silent,
+    stages: Stages | None = None,
+) -> Survey:
     """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
+    stages = stages or Stages()
     with stage(track, f"loading {source.name}"):
         dtype = workers.dtype(settings.dtype)
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
@@ -96,22 +126,45 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
     check_enough_rows(blocks, corpus.fit.numel())
 
     few = max(1, GRADIENT_TOKENS // settings.seq_len)
-    metrics = loss_metrics(model, blocks, corpus.fit[:few], workers, settings.seed, track)
+    if stages.folder is not None:
+        stages.facts = _facts(source, model, corpus, settings)
+    stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
+    metrics = stages.keep(
+        "metrics", {}, lambda: loss_metrics(model, blocks, corpus.fit[:few], workers, settings.seed, track)
+    )
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
-        for block in track(group, "fitting stand-ins"):
+        known = [stages.find("fits", {"block": block.index}) for block in group]
+        if None not in known and not settings.keep_moments:
+            fitted += known
+            continue
+        moments = collect_moments(
+            model, group, corpus.fit, corpus.choose, workers, track,
+            loop=stages.loop("moments", {"blocks": [block.index for block in group]}),
+        )  # fmt: skip
+        for block, found in track(list(zip(group, known, strict=True)), "fitting stand-ins"):
             own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
             own.metric = metrics[block.index].to(own.fit.x.device)
-            fitted.append(fit_block(block, own, model.get_submodule(block.path)))
+            if found is None:
+                made = fit_block(block, own, model.get_submodule(block.path))
+                found = stages.put("fits", {"block": block.index}, made)
+            fitted.append(found)
             if settings.keep_moments:
                 kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
     plain = [each.maps[PLAIN] for each in fitted]
-    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
+    losses, errors = stages.keep(
+        "base", {},
+        lambda: measure_base(model, blocks, plain, corpus.choose, workers, track),  # type: ignore[arg-type]
+    )  # fmt: skip
     base = perplexity(losses)
     maps = [each.maps for each in fitted]
-    predicted = predict_losses(model, blocks, maps, corpus.choose[:few], workers, settings.seed, track)
+    predicted = stages.keep(
+        "predictions", {},
+        lambda: predict_losses(
+            model, blocks, maps, corpus.choose[:few], workers, settings.seed, track, stages.loop("predicting", {})
+        ),
+    )  # fmt: skip
     menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
@@ -122,9 +175,18 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
-    rises = measure_swaps(
-        model, blocks, variants, corpus.choose[: max(2, SWAP_TOKENS // settings.seq_len)], workers, track
-    )
+    few_swaps = corpus.choose[: max(2, SWAP_TOKENS // settings.seq_len)]
+    ratios = {"ratio": ratio}
+    rises = stages.keep(
+        "swaps", ratios,
+        lambda: measure_swaps(
+            model, blocks, variants, few_swaps, workers, track, stages.loop("swapping", ratios)
+        ),
+    )  # fmt: skip
+    base_losses = stages.keep(
+        "base at the gate's context", {},
+        lambda: sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
+    )  # fmt: skip
     return Survey(
         source=source,
         model=model,
@@ -133,14 +195,28 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         workers=workers,
         track=track,
         base=base,
-        base_losses=sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
+        base_losses=base_losses,
         scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
         menus=menus,
         swaps=[score_swap(b, t, r, base) for b, t, r in zip(blocks, tried, rises, strict=True)],
         fitted=fitted,
         metrics=metrics,
         moments=kept if settings.keep_moments else None,
+        stages=stages,
     )
+
+
+def _facts(source: ModelSource, model: Any, corpus: Corpus, settings: PlanSettings) -> dict[str, Any]:
+    """All that what is measured depends on: the model and its code, the tokens, and how they are computed with."""
+    code = sorted(source.directory.glob("*.py")) if source.trust_remote_code else []
+    return {
+        "weights": source.fingerprint(),
+        "config": model.config.to_json_string(),
+        "code": [file.read_text(encoding="utf-8") for file in code],
+        "dtype": str(model.dtype),
+        "windows": fingerprint(corpus.fit, corpus.refit, corpus.choose, corpus.verify),
+        "seed": settings.seed,
+    }
 
 
 def check_budget(model: Any, blocks: list[Block], settings: PlanSettings) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,26 @@ _device_options = _options(
     click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
 )
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")
+
+
+@contextmanager
+def _goes_on(*outputs: str) -> Iterator[None]:
+    """Interrupted work that can be gone on with says so, and where what is finished lies."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from ffncompress.cli import console
+        from ffncompress.working import working_folder
+
+        found = [str(folder) for folder in map(working_folder, filter(None, outputs)) if folder.is_dir()]
+        if not found:
+            raise
+        where = " and ".join(found)
+        told = f"ffncompress: interrupted; run it again to go on: finished stages are in {where}"
+        console.say(told, to_stderr=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
 _json = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - is standard output.")
 
 
@@ -86,7 +107,7 @@ def plan(
     from ffncompress.cli import console
 
     output = output or f"{Path(model).name.removesuffix('.gguf')}-plan"
-    with console.progress() as track:
+    with _goes_on(output), console.progress() as track:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
             data=list(data), choose_data=list(choose_data), **settings,
@@ -122,7 +143,7 @@ def plan(
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Measure how linear every FFN is, and write a report.
 
     FOLDER/report.html is the report, one file that needs no network; beside it lie profile.json, .csv and .parquet, and
@@ -134,19 +155,14 @@ def profile(
     from ffncompress import api
     from ffncompress.cli import console
 
-    try:
-        with console.progress() as track:
-            study = api.profile(
-                list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-                track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        console.say(f"interrupted; run it again to go on: finished stages are in {output}.partial", to_stderr=True)
-        return INTERRUPTED
+    with _goes_on(output), console.progress() as track:
+        study = api.profile(
+            list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+        )  # fmt: skip
     console.print_study(study, to_stderr=json_file == "-")
     console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
     console.write_json(json_file, study.model_dump_json(indent=1))
-    return 0
 
 
 @cli.command()
@@ -258,9 +274,11 @@ def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str 
 def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
     from ffncompress import api
     from ffncompress.cli import console
+    from ffncompress.recipe import Recipe
 
     to_stderr = json_file == "-"
-    with console.progress() as track:
+    target = output or Recipe.read(recipe)[0].output
+    with _goes_on(target, f"{target}-plan"), console.progress() as track:
         result = api.run(
             recipe, output=output, overwrite=overwrite, track=track,
             report=lambda made: console.print_stage(made, to_stderr=to_stderr),
