@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate import run_gate
+from ffncompress.ledger import Ledger
 from ffncompress.locks import locked
+from ffncompress.manifest import Kind, Manifest
 from ffncompress.models import EMBEDDED
 from ffncompress.origin import Origin
 from ffncompress.outputs import claimed
+from ffncompress.places import check_place
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
 from ffncompress.report import GateResult
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
 from ffncompress.workers import Track, Workers, silent
+from ffncompress.working import remove_working, working_folder
 
 
 def plan(
@@ -35,29 +41,63 @@ def plan(
 
     Args:
         model: a Hub id, a model folder, a .gguf file, "demo" for the embedded model, or a plan with its moments kept.
-        output: the plan folder to write.
+        output: the plan folder to write; a run that was killed goes on from its finished stages.
         revision: a Hub revision.
         trust_remote_code: run code that comes with the model.
         overwrite: replace an existing plan folder.
         track: wraps each long loop, for a progress bar.
         **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
     """
+    return _plan(
+        model, output, settings, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+        track=track,
+    )  # fmt: skip
+
+
+def _plan(
+    model: str,
+    output: str | Path,
+    settings: dict[str, Any],
+    *,
+    revision: str | None,
+    trust_remote_code: bool,
+    overwrite: bool,
+    track: Track,
+    placing: Callable[[Manifest], None] = lambda _: None,
+) -> Plan:
     from ffncompress.planner import make_plan
     from ffncompress.replan import replan
+    from ffncompress.stages import Stages
 
     checked = _settings(PlanSettings, settings)
-    workers = Workers(checked.device)
     inputs = [_local(model), *checked.data, *checked.choose_data]
-    with claimed(output, "plan", overwrite=overwrite, inputs=inputs) if workers.is_main else nullcontext():
+    workers, working = Workers(checked.device), working_folder(check_place(output, inputs))
+    with ExitStack() as claims:
+        done, ledger = False, None
+        if workers.is_main:
+            ledger = Ledger(working, json.dumps([model, revision, trust_remote_code, checked.model_dump()]))
+            known = partial(ledger.has, "plan")
+            target = claims.enter_context(claimed(output, "plan", overwrite=overwrite, inputs=inputs, known=known))
+            done = ledger.has("plan", target)
+        stages = claims.enter_context(Stages(working, workers))
+        if workers.from_main(done):  # its last run was killed after that
+            return Plan.load(output)
         moments = None
         if _is_plan(model):
             made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
         else:
             made, tensors, moments = make_plan(
-                model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track
-            )
-        if workers.is_main:
-            made = made.save(output, tensors, moments, overwrite=overwrite)
+                model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track,
+                stages=stages,
+            )  # fmt: skip
+        if ledger is not None:
+            note = ledger.placing("plan")
+
+            def both(manifest: Manifest) -> None:
+                placing(manifest)
+                note(manifest)
+
+            made = made.save(output, tensors, moments, overwrite=overwrite, placing=both)
     workers.wait()
     return made
 
@@ -178,6 +218,8 @@ def run(
 ) -> GateResult:
     """The whole pipeline from a recipe: plan, compress, evaluate, and push where it says so.
 
+    A run that was killed goes on when it is started again: from its plan or checkpoint, or the plan's finished stages.
+
     Args:
         recipe_file: a YAML recipe.
         output: the checkpoint folder, in place of the recipe's; the plan goes beside it, with "-plan" to its name.
@@ -193,26 +235,38 @@ def run(
             "and if you trust it pass --trust-remote-code (in Python: trust_remote_code=True)"
         )
     target = Path(output or recipe.output)
-    plan_directory = target.with_name(f"{target.name}-plan")
-    with claimed(target, "checkpoint", overwrite=overwrite):
-        pass
-    report(
-        plan(
-            recipe.model, plan_directory, revision=recipe.revision, trust_remote_code=trust_remote_code,
-            overwrite=overwrite, track=track, **recipe.plan.model_dump(),
-        )
-    )  # fmt: skip
-    report(plan_directory)
-    report(
-        compress(
-            plan_directory, target, recipe=recipe.public_text(text), overwrite=overwrite,
-            trust_remote_code=trust_remote_code, track=track, **recipe.apply.model_dump(),
-        )
-    )  # fmt: skip
-    result = evaluate(target, trust_remote_code=trust_remote_code, track=track, **recipe.eval.model_dump())
-    report(result)
-    if recipe.push and (result.passed or recipe.push.force):
-        report(push(target, **recipe.push.model_dump()))
+    plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
+    inputs = [recipe_file, _local(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
+    inputs += recipe.eval.also
+    ledger = Ledger(working_folder(check_place(target, inputs)), text)
+    with ExitStack() as claims:
+        places: tuple[tuple[Path, Kind], ...] = ((target, "checkpoint"), (plan_directory, "plan"))
+        for place, kind in places:
+            known = partial(ledger.has, kind)
+            claims.enter_context(claimed(place, kind, overwrite=overwrite, inputs=inputs, known=known))
+        if ledger.has("plan", plan_directory):  # this recipe's run was killed after that
+            remove_working(working_folder(plan_directory))
+            made = Plan.load(plan_directory)
+        else:
+            made = _plan(
+                recipe.model, plan_directory, recipe.plan.model_dump(), revision=recipe.revision,
+                trust_remote_code=trust_remote_code, overwrite=overwrite, track=track, placing=ledger.placing("plan"),
+            )  # fmt: skip
+        report(made)
+        report(plan_directory)
+        if not ledger.has("checkpoint", target):
+            from ffncompress.artifact import save_compressed
+
+            save_compressed(
+                plan_directory, target, recipe.apply, recipe=recipe.public_text(text), overwrite=overwrite,
+                trust_remote_code=trust_remote_code, track=track, placing=ledger.placing("checkpoint"),
+            )  # fmt: skip
+        report(target)
+        result = evaluate(target, trust_remote_code=trust_remote_code, track=track, **recipe.eval.model_dump())
+        report(result)
+        if recipe.push and (result.passed or recipe.push.force):
+            report(push(target, **recipe.push.model_dump()))
+        ledger.close()
     return result
 
 

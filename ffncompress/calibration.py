@@ -23,7 +23,7 @@ from ffncompress.errors import NumericsError, TextError
 from ffncompress.models import Block, out_projection
 from ffncompress.recovery import Moments
 from ffncompress.windows import TokenWindows, Windows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.workers import Loop, Track, Workers, silent, straight
 
 BATCH_TOKENS = 1024
 MOMENT_BYTES = 8 * 2**30
@@ -131,10 +131,12 @@ def collect_moments(
     track: Track = silent,
     *,
     inner: bool = True,
+    loop: Loop = straight,
 ) -> list[BlockMoments]:
     """Run the decoder once over all windows and return each block's moments, summed over processes.
 
-    Without `inner` the inner activations are left out, and only linear maps can be fitted.
+    Without `inner` the inner activations are left out, and only linear maps can be fitted. `loop` may go on from the
+    sums of a killed run.
 
     Raises:
         NumericsError: a block's activations are not finite.
@@ -144,8 +146,9 @@ def collect_moments(
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
     decoder = model.base_model  # without the head: no logits are needed
     role = {"held_out": False}
+    sums = [tensor for each in moments for part in each.all() for tensor in part.tensors()]
     with hooked(model, _taps(blocks, moments, role)):
-        for batch, held_out in track(batches, "scoring blocks"):
+        for batch, held_out in loop(batches, sums, track, "scoring blocks"):
             role["held_out"] = held_out
             decoder(input_ids=batch, use_cache=False)
     for block, each in zip(blocks, moments, strict=True):

@@ -32,7 +32,7 @@ from ffncompress.calibration import Rows, first_tensor, hooked, own_batches
 from ffncompress.models import Block
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.windows import TokenWindows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.workers import Loop, Track, Workers, silent, straight
 
 Fit = LinearFit | NeuronFit | HybridFit
 
@@ -45,16 +45,18 @@ def predict_losses(
     workers: Workers,
     seed: int = 0,
     track: Track = silent,
+    loop: Loop = straight,
 ) -> list[dict[str, Tensor]]:
     """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
     model.requires_grad_(False)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
-    for at, batch in track(own_batches(windows, workers), "predicting costs"):
+    sums = [total for each in totals for total in each.values()]
+    for at, batch in loop(own_batches(windows, workers), sums, track, "predicting costs"):
         taken = gradients(model, blocks, batch, label_seeds(at, seed))
         for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
-    workers.sum_([total for each in totals for total in each.values()])
+    workers.sum_(sums)
     return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
 
 

@@ -33,7 +33,12 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def claimed(
-    directory: str | Path, kind: Kind, *, overwrite: bool = False, inputs: Iterable[str | Path | None] = ()
+    directory: str | Path,
+    kind: Kind,
+    *,
+    overwrite: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+    known: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[Path]:
     """An output that may be written and is ours alone within: asked before hours of work, not after.
 
@@ -42,6 +47,7 @@ def claimed(
         kind: what it will be; only an earlier one of the same kind is replaced.
         overwrite: whether one is.
         inputs: what the work reads, and so must not be replaced.
+        known: whether what is there is this very work's own, and stays.
 
     Raises:
         ArtifactError: it may not be written; the message says why.
@@ -55,7 +61,8 @@ def claimed(
         raise ArtifactError(f"{target.parent}: cannot be written to; choose another with -o")
     with locked(target):
         _put_right(target)
-        check_content(target, kind, overwrite=overwrite)
+        if not known(target):
+            check_content(target, kind, overwrite=overwrite)
         yield target
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ffncompress import __version__
 from ffncompress.errors import BudgetError
-from ffncompress.latency import time_blocks
 from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed
 from ffncompress.notebook import note_place
 from ffncompress.patcher import proof_of
@@ -21,6 +20,7 @@ from ffncompress.refit import refit
 from ffncompress.scoring import shape_of, tensors_of
 from ffncompress.selection import Choice, Market, draw_line, explain, smallest_within, summarise
 from ffncompress.settings import Budget, PlanSettings, parse_blocks, parse_speed
+from ffncompress.stages import Stages
 from ffncompress.survey import SWAP_RATIO, Survey, size_cap, survey
 from ffncompress.swaps import perplexity
 from ffncompress.workers import Track, Workers, silent
@@ -34,6 +34,7 @@ def make_plan(
     trust_remote_code: bool = False,
     workers: Workers | None = None,
     track: Track = silent,
+    stages: Stages | None = None,
 ) -> tuple[Plan, dict[str, Tensor], dict[str, Tensor] | None]:
     """Measure a model and choose what to replace; returns the plan, its fitted tensors, and the moments if asked.
 
@@ -41,7 +42,7 @@ def make_plan(
         FfncompressError: the model, the text or the budget does not serve; the message says what would.
     """
     source = find_model(model_name, revision=revision, trust_remote_code=trust_remote_code)
-    found = survey(source, settings, workers or Workers(settings.device), track)
+    found = survey(source, settings, workers or Workers(settings.device), track, stages)
     return (*settle(found, settings), found.moments)
 
 
@@ -50,7 +51,7 @@ def settle(survey: Survey, settings: PlanSettings) -> tuple[Plan, dict[str, Tens
     market = survey.market()
     joint: list[JointCheck] = []
     if settings.target_speed:
-        market = time_blocks(survey.model, market, survey.track)
+        market = survey.timed(market)
     frontier: list[FrontierPoint] = []
     if settings.frontier:
         rest = count_parameters(survey.model) - market.full
@@ -127,7 +128,7 @@ def _refit(survey: Survey, choice: Choice) -> dict[int, nn.Module]:
     corpus = survey.corpus
     return refit(
         survey.model, survey.blocks, shapes, corpus.refit, corpus.choose, survey.workers, survey.track,
-        metrics=survey.metrics,
+        metrics=survey.metrics, stages=survey.stages,
     )  # fmt: skip
 
 

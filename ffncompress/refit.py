@@ -14,6 +14,7 @@ the tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ffncompress.models import Block, out_projection
 from ffncompress.modules import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.scoring import replacement, thin_out
+from ffncompress.stages import Stages
 from ffncompress.swaps import handing_on
 from ffncompress.windows import TokenWindows
 from ffncompress.workers import Track, Workers, silent
@@ -47,6 +49,7 @@ def refit(
     *,
     metrics: Sequence[Tensor] | None = None,
     undo_drift: bool = True,
+    stages: Stages | None = None,
 ) -> dict[int, nn.Module]:
     """Stand-ins of these shapes for these blocks, each fitted behind the ones before it.
 
@@ -60,7 +63,9 @@ def refit(
         track: wraps the walk over layers, for a progress bar.
         metrics: what the loss feels of each block's errors, by direction; none: all directions alike.
         undo_drift: aim at the original's stream, not only at the block's own output.
+        stages: where fits are kept: a block whose fit is there is only run, for the sake of those behind it.
     """
+    stages = stages or Stages()
     batches = [(batch, False) for _, batch in own_batches(fit_windows, workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
     made: dict[int, nn.Module] = {}
@@ -70,7 +75,10 @@ def refit(
         for block in track(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             metric = None if metrics is None else metrics[block.index]
-            sums = None if shape is None else _Sums(model, block, shape, metric, undo_drift)
+            up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
+            facts = {"shapes": up_to_here, "undo_drift": undo_drift}
+            fit: Fit | None = None if shape is None else stages.find(f"refit of block {block.index}", facts)
+            sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric, undo_drift)
             drifted = bool(made)
             for at, (batch, held_out) in enumerate(batches):
                 original, output = run_layer(model, blocks, block.index, batch, shelf.get("original", at))
@@ -80,11 +88,15 @@ def refit(
                     rows, output = run_layer(model, blocks, block.index, batch, shelf.get("slimmed", at))
                 if sums is not None:
                     sums.update_(rows, original.stream, held_out)
+                if shape is not None:
                     shelf.put("rows", at, (rows.x, rows.stream - block.scale * rows.y))
-                if drifted or sums is not None:
+                if drifted or shape is not None:
                     shelf.put("slimmed", at, output)  # its form is right; a new stand-in's stream comes below
-            if shape is not None and sums is not None:
-                module = replacement(block, model.get_submodule(block.path), shape, sums.solve(workers))
+            if shape is not None:
+                if sums is not None:
+                    fit = stages.put(f"refit of block {block.index}", facts, sums.solve(workers))
+                assert fit is not None
+                module = replacement(block, model.get_submodule(block.path), shape, fit)
                 for at in range(len(batches)):
                     x, before = shelf.get("rows", at)
                     y = module.to(x)(x)

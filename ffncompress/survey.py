@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from ffncompress.corpus import VERIFY_WINDOWS, Corpus, gather_text
 from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed, refuse
 from ffncompress.errors import BudgetError
 from ffncompress.forecast import loss_metrics, predict_losses
+from ffncompress.latency import time_blocks
 from ffncompress.models import (
     Block,
     ModelSource,
@@ -25,6 +26,7 @@ from ffncompress.models import (
 )
 from ffncompress.plans import JointCheck, Option, Scores, Swap
 from ffncompress.reading import better_reading, check_ids, check_length, embedding_rows
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.scoring import (
     PLAIN,
     Fitted,
@@ -38,12 +40,14 @@ from ffncompress.scoring import (
 )
 from ffncompress.selection import Choice, Market, joint_check, surprise, within_factor
 from ffncompress.settings import Budget, PlanSettings, parse_blocks
-from ffncompress.swaps import measure_base, measure_swaps, perplexity, sequence_losses
+from ffncompress.stages import Stages, fingerprint
+from ffncompress.swaps import SequenceErrors, measure_base, measure_swaps, perplexity, sequence_losses
 from ffncompress.windows import Windows
 from ffncompress.workers import Track, Workers, silent, stage
 
 GRADIENT_TOKENS = 4096  # of either text, for a backward pass
 SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
+_Seconds = tuple[list[list[Option]], list[float], float]  # options with theirs, of the FFNs as they are, of the model
 SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
 
 
@@ -66,6 +70,7 @@ class Survey:
     metrics: list[Tensor]  # what the loss feels of each block's errors, by direction
     moments: dict[str, Tensor] | None
     doubt: str | None  # why the base's perplexity cannot be what a change is judged by
+    stages: Stages = field(default_factory=Stages)
 
     def market(self) -> Market:
         return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
@@ -80,6 +85,24 @@ class Survey:
 
     def check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None = None) -> JointCheck:
         """Replace some blocks together and measure."""
+        facts = {
+            "choice": [option and option.model_dump() for option in choice],
+            "refitted": modules is not None,
+            "limit": repr(settings.limit),
+        }
+        return self.stages.do("joint check", facts, JointCheck, lambda: self._check(choice, settings, modules))
+
+    def timed(self, market: Market) -> Market:
+        """The market with seconds: measured once, so that a run that goes on chooses as the killed one would have."""
+
+        def measure() -> _Seconds:
+            made = time_blocks(self.model, market, self.track)
+            return made.menus, made.kept_seconds or [], made.model_seconds
+
+        menus, kept, whole = self.stages.do("timings", {}, _Seconds, measure)
+        return replace(market, menus=menus, kept_seconds=kept, model_seconds=whole)
+
+    def _check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None) -> JointCheck:
         windows = self.corpus.verify
         at = {self.blocks[i].path: module for i, module in (modules or self.modules(choice)).items()}
         with installed(self.model, at):
@@ -100,6 +123,11 @@ class Survey:
 
     def check_afresh(self, choice: Choice, modules: dict[int, nn.Module], before: JointCheck) -> JointCheck | None:
         """A check of the same stand-ins on windows that nothing was chosen on; none where the text has too few."""
+        facts = {"choice": [option and option.model_dump() for option in choice], "refitted": before.refitted}
+        check = partial(self._check_afresh, choice, modules, before)
+        return self.stages.do("joint check afresh", facts, JointCheck | None, check)
+
+    def _check_afresh(self, choice: Choice, modules: dict[int, nn.Module], before: JointCheck) -> JointCheck | None:
         windows = self.corpus.fresh
         if len(windows) < VERIFY_WINDOWS:
             return None
@@ -111,8 +139,15 @@ class Survey:
         return check.model_copy(update={"fresh": True})
 
 
-def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track: Track = silent) -> Survey:
+def survey(
+    source: ModelSource,
+    settings: PlanSettings,
+    workers: Workers,
+    track: Track = silent,
+    stages: Stages | None = None,
+) -> Survey:
     """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
+    stages = stages or Stages()
     with stage(track, f"loading {source.name}"):
         dtype = workers.dtype(settings.dtype)
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
@@ -125,29 +160,53 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         corpus = gather_text(source, settings, tokenizer, context, read)
     check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
-    base_losses = sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context")
-    doubt = _doubt_of_base(model, corpus, base_losses, workers, track)
+    if stages.folder is not None:
+        stages.facts = _facts(source, model, corpus, settings)
+    stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
+    base_losses = stages.keep(
+        "base at the gate's context", {},
+        lambda: sequence_losses(model, corpus.verify, workers, track, "measuring the base at the gate's context"),
+    )  # fmt: skip
+    doubt = stages.do("doubt", {}, str | None, lambda: _doubt_of_base(model, corpus, base_losses, workers, track))
     if doubt and settings.by_limit:
         raise refuse(doubt)
 
     few = corpus.fit.up_to(GRADIENT_TOKENS)
-    metrics = loss_metrics(model, blocks, few, workers, settings.seed, track)
+    metrics = stages.keep("metrics", {}, lambda: loss_metrics(model, blocks, few, workers, settings.seed, track))
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
     for group in in_passes(blocks):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track)
-        for block in track(group, "fitting stand-ins"):
+        known = [stages.find("fits", {"block": block.index}) for block in group]
+        if None not in known and not settings.keep_moments:
+            fitted += known
+            continue
+        moments = collect_moments(
+            model, group, corpus.fit, corpus.choose, workers, track,
+            loop=stages.loop("moments", {"blocks": [block.index for block in group]}),
+        )  # fmt: skip
+        for block, found in track(list(zip(group, known, strict=True)), "fitting stand-ins"):
             own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
             own.metric = metrics[block.index].to(own.fit.x.device)
-            fitted.append(fit_block(block, own, model.get_submodule(block.path)))
+            if found is None:
+                made = fit_block(block, own, model.get_submodule(block.path))
+                found = stages.put("fits", {"block": block.index}, made)
+            fitted.append(found)
             if settings.keep_moments:
                 kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
     plain = [each.maps[PLAIN] for each in fitted]
-    losses, errors = measure_base(model, blocks, plain, corpus.choose, workers, track)  # type: ignore[arg-type]
+    losses, errors = stages.keep(
+        "base", {},
+        lambda: measure_base(model, blocks, plain, corpus.choose, workers, track),  # type: ignore[arg-type]
+    )  # fmt: skip
     base = perplexity(losses, corpus.choose.scored)
     maps = [each.maps for each in fitted]
-    few = corpus.choose.up_to(GRADIENT_TOKENS)
-    predicted = predict_losses(model, blocks, maps, few, workers, settings.seed, track)
+    some = corpus.choose.up_to(GRADIENT_TOKENS)
+    predicted = stages.keep(
+        "predictions", {},
+        lambda: predict_losses(
+            model, blocks, maps, some, workers, settings.seed, track, stages.loop("predicting", {})
+        ),
+    )  # fmt: skip
     menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
@@ -158,8 +217,14 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         replacement(b, model.get_submodule(b.path), shape_of(o), f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
-    few = corpus.choose.up_to(SWAP_TOKENS, least=2)
-    rises = measure_swaps(model, blocks, variants, few, workers, track)
+    tried_on = corpus.choose.up_to(SWAP_TOKENS, least=2)
+    ratios = {"ratio": ratio}
+    rises = stages.keep(
+        "swaps", ratios,
+        lambda: measure_swaps(
+            model, blocks, variants, tried_on, workers, track, stages.loop("swapping", ratios)
+        ),
+    )  # fmt: skip
     return Survey(
         source=source,
         model=model,
@@ -176,6 +241,7 @@ def survey(source: ModelSource, settings: PlanSettings, workers: Workers, track:
         metrics=metrics,
         moments=kept if settings.keep_moments else None,
         doubt=doubt,
+        stages=stages,
     )
 
 
@@ -186,6 +252,19 @@ def _doubt_of_base(model: Any, corpus: Corpus, losses: Tensor, workers: Workers,
         short = sequence_losses(model, corpus.choose, workers, track, "measuring the base")
         at_scoring = Measured.of(short, corpus.choose.scored, corpus.choose.longest)
     return doubt_of_base(at_scoring, at_check, embedding_rows(model))
+
+
+def _facts(source: ModelSource, model: Any, corpus: Corpus, settings: PlanSettings) -> dict[str, Any]:
+    """All that what is measured depends on: the model and its code, the tokens, and how they are computed with."""
+    code = sorted(source.directory.glob("*.py")) if source.trust_remote_code else []
+    windows = (corpus.fit, corpus.refit, corpus.choose, corpus.verify, corpus.fresh)
+    return {
+        "model": source.fingerprint(),
+        "code": [file.read_text(encoding="utf-8") for file in code],
+        "dtype": str(model.dtype),
+        "windows": [fingerprint(*each) for each in windows],
+        "seed": settings.seed,
+    }
 
 
 def check_budget(model: Any, blocks: list[Block], settings: PlanSettings) -> None:

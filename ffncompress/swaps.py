@@ -21,7 +21,7 @@ from ffncompress.calibration import first_tensor, hooked, own_batches
 from ffncompress.models import Block, installed
 from ffncompress.recovery import LinearFit
 from ffncompress.windows import TokenWindows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.workers import Loop, Track, Workers, silent, straight
 
 
 @dataclass
@@ -96,6 +96,7 @@ def measure_swaps(
     windows: TokenWindows,
     workers: Workers,
     track: Track = silent,
+    loop: Loop = straight,
 ) -> list[Tensor]:
     """How much each block's variant, alone, raises the loss of each window, [n]."""
     rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
@@ -103,8 +104,8 @@ def measure_swaps(
     base = torch.zeros(0)
     layers = [model.get_submodule(block.layer_path) for block in blocks]
     steps = [(at, batch, i) for at, batch in own_batches(windows, workers) for i in range(len(blocks))]
-    for at, batch, i in track(steps, "trying swaps"):
-        if i == 0:
+    for at, batch, i in loop(steps, rises, track, "trying swaps"):
+        if i == 0 or not states:
             states, base = _run_and_keep(model, blocks, batch)
         with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
             rises[i][at] = _losses(model, batch) - base

@@ -39,6 +39,19 @@ def silent(items: Sequence[T], _description: str, /) -> Iterable[T]:
     return items
 
 
+class Loop(Protocol):
+    """Wraps a loop that adds to tensors: yields the items that are still to be added."""
+
+    def __call__(
+        self, items: Sequence[T], sums: Sequence[Tensor], track: Track, description: str, /
+    ) -> Iterable[T]: ...
+
+
+def straight(items: Sequence[T], _sums: Sequence[Tensor], track: Track, description: str, /) -> Iterable[T]:
+    """The loop from its beginning to its end."""
+    return track(items, description)
+
+
 @contextmanager
 def stage(track: Track, description: str) -> Iterator[None]:
     """A loop of one: for work whose length is not known beforehand."""
@@ -109,6 +122,16 @@ class Workers:
                 # gloo takes CPU tensors, NCCL the process's own device; reduce clones, so copy back
                 summed = self._accelerator.reduce(tensor.to(self.device), "sum")
                 tensor.copy_(summed)
+
+    def from_main(self, value: T) -> T:
+        """What the first process has, in all of them."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        box = [value]
+        broadcast_object_list(box)
+        return box[0]
 
     def wait(self) -> None:
         self._accelerator.wait_for_everyone()

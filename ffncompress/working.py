@@ -25,7 +25,7 @@ def working_folder(directory: str | Path) -> Path:
     name = f"{target.name}.partial"
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = f"ffncompress-{short(target.name)}.partial"
-    return target.with_name(name)
+    return target.parent / name
 
 
 def check_working(folder: Path) -> None:

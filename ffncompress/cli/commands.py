@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,24 @@ _json = click.option(
 _junit = click.option("--junit", metavar="FILE", callback=_can_be_written, help="Write the verdict as JUnit XML.")
 
 
+@contextmanager
+def _goes_on(*outputs: str) -> Iterator[None]:
+    """Interrupted work that can be gone on with says so, and where what is finished lies."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from ffncompress.cli import console
+        from ffncompress.working import working_folder
+
+        found = [str(folder) for folder in map(working_folder, filter(None, outputs)) if folder.is_dir()]
+        if not found:
+            raise
+        where = " and ".join(found)
+        told = f"ffncompress: interrupted; run it again to go on: finished stages are in {where}"
+        console.say(told, to_stderr=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
 @cli.command()
 @click.argument("model")
 @click.option("-o", "--output", metavar="FOLDER", help="The plan folder.  [default: MODEL's name + -plan]")
@@ -109,7 +128,7 @@ def plan(
     from ffncompress.cli import console
 
     output = output or f"{Path(model).name.removesuffix('.gguf')}-plan"
-    with console.progress() as track:
+    with _goes_on(output), console.progress() as track:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
             data=list(data), choose_data=list(choose_data), **settings,
@@ -145,7 +164,7 @@ def plan(
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Measure how linear every FFN is, and write a report.
 
     FOLDER/report.html is the report, one file that needs no network; beside it lie profile.json, .csv and .parquet, and
@@ -157,19 +176,14 @@ def profile(
     from ffncompress import api
     from ffncompress.cli import console
 
-    try:
-        with console.progress() as track:
-            study = api.profile(
-                list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-                track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        console.say(f"interrupted; run it again to go on: finished stages are in {output}.partial", to_stderr=True)
-        return INTERRUPTED
+    with _goes_on(output), console.progress() as track:
+        study = api.profile(
+            list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+        )  # fmt: skip
     console.print_study(study, to_stderr=json_file == "-")
     console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
     console.write_json(json_file, study.model_dump_json(indent=1))
-    return 0
 
 
 @cli.command()
@@ -317,9 +331,11 @@ def _run(
 ) -> int:  # fmt: skip
     from ffncompress import api
     from ffncompress.cli import console
+    from ffncompress.recipe import Recipe
 
     to_stderr = json_file == "-"
-    with console.progress() as track:
+    target = output or Recipe.read(recipe)[0].output
+    with _goes_on(target, f"{target}-plan"), console.progress() as track:
         result = api.run(
             recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
             report=lambda made: console.print_stage(made, to_stderr=to_stderr),

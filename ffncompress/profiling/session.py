@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ffncompress.errors import BudgetError
@@ -14,16 +13,15 @@ from ffncompress.profiling.measure import Linear, measure_blocks, regime_of, swa
 from ffncompress.profiling.pitfall import train_layers
 from ffncompress.profiling.probing import captured, probe_blocks
 from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile, StageTime, Swapped
-from ffncompress.profiling.stages import Stages
+from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject
-from ffncompress.recovery import LinearFit
 from ffncompress.texts import public_name
 
 
 class Session:
     """A subject and a text."""
 
-    def __init__(self, subject: Subject, text: str, stages: Stages) -> None:
+    def __init__(self, subject: Subject, text: str, stages: StudyStages) -> None:
         self.subject, self.text, self.stages = subject, text, stages
         self.settings, self.corpus = subject.settings, subject.corpus(text)
         self.facts = {
@@ -86,12 +84,12 @@ class Session:
     def linear(self) -> list[Linear]:
         """The linear maps: of this run, or of the one that was killed."""
         if self._linear is None:
-            self._linear = _unpacked(self.stages.tensors("maps", self.facts, lambda: _packed(self._maps())))
+            self._linear = self.stages.keep("maps", self.facts, self._maps)
         return self._linear
 
     def _do(self, what: str, kind: Any, make: Any, forward: Any = ...) -> Any:
         seconds = self.forward if forward is ... else forward
-        return self.stages.do(f"{self.label}: {what}", self.facts, kind, make, seconds)
+        return self.stages.timed(f"{self.label}: {what}", self.facts, kind, make, seconds)
 
     def _maps(self) -> list[Linear]:
         subject = self.subject
@@ -102,7 +100,8 @@ class Session:
         found = measure_blocks(subject.model, subject.blocks, corpus, subject.workers, subject.track)
         self._linear = found.linear
         if self.on_first_text and (settings.swaps or settings.probe or settings.cross_feed):
-            self.stages.tensors("maps", self.facts, lambda: _packed(found.linear))
+            self.stages.put("maps", self.facts, found.linear)
+            self.stages.flush()  # before the scores are: without the maps this pass would be run again
         blocks = []
         for block, scores in zip(subject.blocks, found.scores, strict=True):
             regime, rule = regime_of(scores, block.d_out)
@@ -163,27 +162,3 @@ class Session:
             seed=profile.seed,
             trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed),
         )
-
-
-def _packed(linear: list[Linear]) -> dict[str, Tensor]:
-    """Linear maps as named tensors."""
-    named: dict[str, Tensor] = {}
-    for i, each in enumerate(linear):
-        parts = {"weight": each.fit.weight, "x0": each.fit.x0, "y0": each.fit.y0, "directions": each.fit.directions}
-        parts |= {"energies": each.fit.energies, "ridge": torch.tensor(each.fit.ridge, dtype=torch.float64)}
-        parts |= {"mean": each.mean, "covariance": each.covariance}
-        named |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
-    return named
-
-
-def _unpacked(named: dict[str, Tensor]) -> list[Linear]:
-    count = 1 + max(int(name.split(".")[0]) for name in named)
-    found = []
-    for i in range(count):
-        own = {name.split(".")[1]: tensor for name, tensor in named.items() if name.startswith(f"{i}.")}
-        directions = own["directions"]  # a plain map's readings are its directions
-        fit = LinearFit(
-            own["weight"], own["x0"], own["y0"], directions, directions, own["energies"], own["ridge"].item()
-        )
-        found.append(Linear(fit, own["mean"], own["covariance"]))
-    return found

@@ -9,10 +9,12 @@ from ffncompress import __version__
 from ffncompress.errors import FfncompressError
 from ffncompress.profiling.agreement import agreements, learned
 from ffncompress.profiling.crossfeed import cross_feed, verdict
+from ffncompress.profiling.measure import Linear
 from ffncompress.profiling.records import CrossFed, CrossFeed, Profile, Study
 from ffncompress.profiling.session import Session
-from ffncompress.profiling.stages import Stages
+from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject, fed, find_subjects
+from ffncompress.recovery import LinearFit
 from ffncompress.settings import ProfileSettings
 from ffncompress.texts import public_name
 from ffncompress.workers import Track, Workers, silent
@@ -40,7 +42,8 @@ def make_study(
         for text in subject.texts:
             subject.corpus(text)  # an unreadable text is said before hours of work
         subject.unload()  # where it was asked how it reads: one model in memory at a time
-    stages = Stages(working)
+    stages = StudyStages(working, workers)
+    stages.records = [Linear, LinearFit]
     profiles, pitfalls = [], []
     for subject in subjects:
         for text in subject.texts:
@@ -50,7 +53,7 @@ def make_study(
                 pitfalls.append(session.pitfall(profiles[-1]))
         subject.unload()
     trained = [profile for profile in profiles if not profile.variant]
-    study = Study(
+    return Study(
         ffncompress_version=__version__,
         settings=settings.model_copy(
             update={
@@ -65,11 +68,9 @@ def make_study(
         learned=learned(profiles),
         stages=stages.times,
     )
-    stages.forget_tensors()
-    return study
 
 
-def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: Stages) -> list[CrossFeed]:
+def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: StudyStages) -> list[CrossFeed]:
     """Every model's FFNs on every other's activations, on the giver's first text."""
     found = []
     for giver, taker in permutations(fed(subjects), 2):
@@ -90,7 +91,7 @@ def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: Stage
                 sessions[0].corpus, giver.workers, giver.track,
             )  # fmt: skip
 
-        pairs = stages.do(name, facts, list[tuple[float, float]], feed)
+        pairs = stages.timed(name, facts, list[tuple[float, float]], feed)
         blocks = [
             CrossFed(block=i, own=own, raw=raw, matched=matched, giver=given)
             for i, ((raw, matched), own, given) in enumerate(zip(pairs, r2[1], r2[0], strict=False))
