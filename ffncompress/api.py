@@ -234,7 +234,7 @@ def run(
             f"{recipe_file}: its model runs code that comes with it, which a recipe cannot allow; look at that code, "
             "and if you trust it pass --trust-remote-code (in Python: trust_remote_code=True)"
         )
-    target = Path(output or recipe.output)
+    target = Path(recipe.output if output is None else output)
     plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
     inputs = [recipe_file, _local(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
     inputs += recipe.eval.also

@@ -236,7 +236,7 @@ def survey(
         base_losses=base_losses,
         scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
         menus=menus,
-        swaps=[score_swap(b, t, r, base, few.scored) for b, t, r in zip(blocks, tried, rises, strict=True)],
+        swaps=[score_swap(b, t, r, base, tried_on.scored) for b, t, r in zip(blocks, tried, rises, strict=True)],
         fitted=fitted,
         metrics=metrics,
         moments=kept if settings.keep_moments else None,

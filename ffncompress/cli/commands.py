@@ -127,7 +127,7 @@ def plan(
     from ffncompress import api
     from ffncompress.cli import console
 
-    output = output or f"{Path(model).name.removesuffix('.gguf')}-plan"
+    output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
     with _goes_on(output), console.progress() as track:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
@@ -334,7 +334,7 @@ def _run(
     from ffncompress.recipe import Recipe
 
     to_stderr = json_file == "-"
-    target = output or Recipe.read(recipe)[0].output
+    target = Recipe.read(recipe)[0].output if output is None else output
     with _goes_on(target, f"{target}-plan"), console.progress() as track:
         result = api.run(
             recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,

@@ -94,6 +94,7 @@ def find_blocks(model: nn.Module) -> list[Block]:
         if found is None:
             raise _unsupported(model_type, f"layer {index} has no FFN of a known layout")
         name, layout = found
+        _check_own_parameters(layer.get_submodule(name), layout, model_type, index)
         layer_path = f"{layers_path}.{index}"
         blocks.append(_block(index, f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
     scales = _check_residuals(model, blocks, model_type)
@@ -155,6 +156,14 @@ def _ffns(layer: nn.Module, layouts: tuple[Layout, ...]) -> Iterator[tuple[str, 
             projections = [getattr(child, n, None) for n in (*layout.inner, layout.out)]
             if all(isinstance(p, nn.Linear | Conv1D) for p in projections):
                 yield name, layout
+
+
+def _check_own_parameters(ffn: nn.Module, layout: Layout, model_type: str, index: int) -> None:
+    """A norm between the neurons and their output, or the like, is of their width: fewer of them would not fit it."""
+    known = {*layout.inner, layout.out}
+    others = [name for name, _ in ffn.named_parameters() if name.split(".")[0] not in known]
+    if others:
+        raise _unsupported(model_type, f"layer {index}: its FFN has {others[0]} beside its projections")
 
 
 def _block(index: int, path: str, layer_path: str, layout: Layout, ffn: nn.Module) -> Block:
