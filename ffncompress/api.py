@@ -15,7 +15,7 @@ from ffncompress.ledger import AMENDED, Ledger
 from ffncompress.locks import locked
 from ffncompress.manifest import MANIFEST_FILE, Kind, Manifest
 from ffncompress.models.loading import EMBEDDED
-from ffncompress.outputs import claimed
+from ffncompress.outputs import claimed, remove_scratch
 from ffncompress.places import check_place
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
@@ -203,7 +203,7 @@ def run(
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
     recipe, text = Recipe.read(recipe_file)
-    target = Path(output or recipe.output)
+    target = Path(recipe.output if output is None else output)
     plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
     inputs = [recipe_file, _local(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
     inputs += recipe.eval.also
@@ -252,6 +252,7 @@ def _local(model: str | None) -> str | None:
 def _amended(directory: str | Path) -> Iterator[None]:
     """A checkpoint that is ours alone within, and whose manifest then records what was rewritten in place."""
     with locked(directory):
+        remove_scratch(Path(directory))
         yield
         if (Path(directory) / MANIFEST_FILE).is_file():
             names = [name for name in AMENDED if (Path(directory) / name).is_file()]

@@ -106,7 +106,7 @@ def plan(
     from ffncompress import api
     from ffncompress.cli import console
 
-    output = output or f"{Path(model).name.removesuffix('.gguf')}-plan"
+    output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
     with _goes_on(output), console.progress() as track:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
@@ -277,7 +277,7 @@ def _run(recipe: Path, output: str | None, overwrite: bool, json_file: str | Non
     from ffncompress.recipe import Recipe
 
     to_stderr = json_file == "-"
-    target = output or Recipe.read(recipe)[0].output
+    target = Recipe.read(recipe)[0].output if output is None else output
     with _goes_on(target, f"{target}-plan"), console.progress() as track:
         result = api.run(
             recipe, output=output, overwrite=overwrite, track=track,
