@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ffncompress.locks import locked
 from ffncompress.manifest import Kind, Manifest
 from ffncompress.models import EMBEDDED
 from ffncompress.origin import Origin
-from ffncompress.outputs import claimed
+from ffncompress.outputs import claimed, remove_scratch
 from ffncompress.places import check_place
 from ffncompress.plans import PLAN_FILE, Plan
 from ffncompress.profiling.records import Study
@@ -182,7 +182,7 @@ def evaluate(
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
     checked = _settings(EvalSettings, settings)
-    with locked(directory):
+    with _amended(directory):
         return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
 
 
@@ -203,7 +203,7 @@ def push(directory: str | Path, repo: str, *, token: str | None = None, **settin
     from ffncompress.hub import push_to_hub
 
     checked = _settings(PushSettings, {"repo": repo, **settings})
-    with locked(directory):
+    with _amended(directory):
         return push_to_hub(directory, checked, token=token)
 
 
@@ -280,6 +280,14 @@ def _is_plan(model: Any) -> bool:
 def _local(model: str | None) -> str | None:
     """Where a model may lie here; the embedded one is called by no path."""
     return None if model == EMBEDDED else model
+
+
+@contextmanager
+def _amended(directory: str | Path) -> Iterator[None]:
+    """A checkpoint that is this run's alone within; what a killed one left in it is gone."""
+    with locked(directory):
+        remove_scratch(Path(directory))
+        yield
 
 
 def _settings(kind: Any, values: dict[str, Any]) -> Any:

@@ -149,6 +149,15 @@ def _put_right(target: Path) -> None:
             _check_ours(old)
             old.rename(target)
     remove(beside(target, "new"))
+    remove_scratch(target)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what a kill left of files that were being rewritten in a folder of ours, which is locked."""
+    if (folder / MANIFEST_FILE).is_file() and not folder.is_symlink():
+        for file in [*folder.glob(f"{SCRATCH}*.tmp"), *folder.glob(f"*/{SCRATCH}*.tmp")]:
+            if re.fullmatch(re.escape(SCRATCH) + r"[a-z0-9_]{8}\.tmp", file.name):
+                file.unlink(missing_ok=True)
 
 
 def _sweep(parent: Path) -> None:

@@ -153,16 +153,16 @@ class Stages:
                 open_working(self.folder)
                 write()
 
-    def _load(self, file: Path) -> Any:
+    def _load(self, file: Path, *, mapped: bool = False) -> Any:
         try:
             with torch.serialization.safe_globals(self.records):
-                return torch.load(file, map_location="cpu", weights_only=True)
+                return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         except Exception:  # missing, cut short, or not what we write: then it is made anew
             return None
 
     def _take_up(self, file: Path, sums: Sequence[Tensor], count: int) -> int:
         """Fill the sums with those that were saved; returns how many items they are of."""
-        found = self._load(file)
+        found = self._load(file, mapped=True)  # or memory would hold them twice
         try:
             done, saved = int(found["done"]), found["sums"]
             alike = [(s.shape, s.dtype) for s in saved] == [(s.shape, s.dtype) for s in sums]

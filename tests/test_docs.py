@@ -14,7 +14,17 @@ from ffncompress.cli.commands import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/promises.md", "benchmarks/LOG.md")]
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/architecture.md",
+        "docs/promises.md",
+        "benchmarks/LOG.md",
+    )
+]
 
 
 def fenced(kind: str) -> list[str]:

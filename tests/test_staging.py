@@ -71,6 +71,21 @@ def test_what_anybody_touched_is_not_overwritten(tmp_path: Path, spoil, match: s
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+def test_a_file_that_was_being_rewritten_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    target = make(tmp_path / "out", "old")
+    (target / "sub" / ".ffncompress-ab12_xyz.tmp").write_text("half a g")
+    make(target, "new", overwrite=True)
+    assert content(target) == "new"
+
+
+def test_an_empty_name_on_the_command_line(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["plan", "demo"], ["demo"], ["profile", "demo"], ["apply", "p"]):
+        assert run([*words, "-o", ""]) == 2
+        assert "is not a name for an output" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
 def test_only_the_same_kind_is_replaced(tmp_path: Path) -> None:
     make(tmp_path / "out", kind="report")
     refused(tmp_path / "out", "it is a report, and a plan is to be written")
