@@ -69,7 +69,7 @@ def _plan(
     from ffncompress.replan import replan
     from ffncompress.stages import Stages
 
-    checked = _settings(PlanSettings, settings)
+    checked, replans = _settings(PlanSettings, settings), _is_plan(model)
     inputs = [_local(model), *checked.data, *checked.choose_data]
     workers, working = Workers(checked.device), working_folder(check_place(output, inputs))
     with ExitStack() as claims:
@@ -83,7 +83,7 @@ def _plan(
         if workers.from_main(done):  # its last run was killed after that
             return Plan.load(output)
         moments = None
-        if _is_plan(model):
+        if replans:
             made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
         else:
             made, tensors, moments = make_plan(

@@ -52,7 +52,7 @@ def test_a_silent_ffn_is_planned_like_any_other(tmp_path: Path, demo_source) -> 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["plan", "demo", "--seq-len", "4096"], "model's 256"),
+        (["plan", "demo", "--seq-len", "4096"], "more than its 256"),
         (["plan", "demo", "--device", "cuda:7"], "no such device here"),
         (["plan", "demo", "--device", "nonsense"], "no such device here"),
         (["plan", "demo", "--seed", str(10**30)], "seed"),
