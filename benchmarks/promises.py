@@ -69,8 +69,8 @@ def overlap(windows: Tensor, others: Tensor, run: int = 8) -> list[float]:
     def runs(row: list[int]) -> list[tuple[int, ...]]:
         return [tuple(row[i : i + run]) for i in range(len(row) - run)]
 
-    seen = {each for row in others.tolist() for each in runs(row)}
-    return [round(sum(each in seen for each in runs(row)) / (len(row) - run), 3) for row in windows.tolist()]
+    seen = {each for row in others for each in runs(row.tolist())}
+    return [round(sum(each in seen for each in runs(row.tolist())) / (len(row) - run), 3) for row in windows]
 
 
 class Bench:

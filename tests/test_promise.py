@@ -86,8 +86,10 @@ def test_the_gates_own_error_is_that_of_the_pieces_differences() -> None:
     assert paired_rise([-400.0], [-410.0], [100]) == Rise(pytest.approx(0.1), math.inf, 1)
 
 
-def test_answers_without_pieces_have_no_error() -> None:
-    old = Answer(tokens=100, log_likelihood=-400.0, word=1.0, byte=1.0)
+def test_a_single_piece_has_no_error() -> None:
+    old = Answer(
+        tokens=100, log_likelihood=-400.0, word=1.0, byte=1.0, piece_log_likelihoods=[-400.0], piece_tokens=[100]
+    )
     new = old.model_copy(update={"piece_log_likelihoods": [-200.0, -210.0], "piece_tokens": [50, 50]})
     assert gate._rise_error(old, new) is None
     assert gate._rise_error(new, new) == 0.0
@@ -119,13 +121,19 @@ def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) 
     settings = PlanSettings(data=["python-docs"], tokens=4096, budget="-15%")
     found = corpus.gather_text(demo_source, settings, tokenizer, CONTEXT)
     assert len(found.fresh) > 20
-    assert found.fresh.shape[1] == CONTEXT
+    assert found.fresh.longest == CONTEXT
     assert len(corpus._unread(found.verify, [found.verify])) == 0
     choose = texts.read_parts("python-docs")[texts.CHOOSE].joined
     at = [choose.find(tokenizer.decode(row[2:20].tolist())) for row in found.fresh]
     assert max(at) > 0.8 * len(choose)  # to the end of the part
     short = texts.Text("x", texts.CHOOSE, (choose[:3000],))
-    assert len(corpus._spread(short, tokenizer, CONTEXT, 16)) < corpus.VERIFY_WINDOWS  # then the plan's own must serve
+    assert (
+        len(corpus._spread(short, tokenizer, "joined", CONTEXT, 16)) < corpus.VERIFY_WINDOWS
+    )  # then the plan's own must serve
+    rows = texts.Text("x", texts.CHOOSE, tuple(choose[i : i + 400] for i in range(0, 400_000, 400)))
+    spread = corpus._spread(rows, tokenizer, "documents", CONTEXT, 16)
+    assert len(spread) > 16  # each within a row
+    assert spread.longest < CONTEXT
     limited = settings.model_copy(update={"budget": None})
     assert not len(corpus.gather_text(demo_source, limited, tokenizer, CONTEXT).fresh)
 

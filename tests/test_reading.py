@@ -18,6 +18,7 @@ from ffncompress import Plan, api, gate, load, texts
 from ffncompress.cli import run
 from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed
 from ffncompress.errors import DoubtError, ModelError, TextError
+from ffncompress.manifest import Manifest
 from ffncompress.models import find_model, load_model, load_tokenizer
 from ffncompress.profiling.records import Study
 from ffncompress.reading import better_reading
@@ -244,5 +245,6 @@ def test_a_tokenizer_of_another_model_and_windows_that_are_too_long(
         api.plan(str(trained), tmp_path / "plan", tokens=8192, seq_len=300)
     checkpoint = shutil.copytree(slim, tmp_path / "checkpoint")
     tokenizer.save_pretrained(checkpoint)
+    Manifest.write(checkpoint, "checkpoint")
     with pytest.raises(ModelError, match=r"embedding has 50 rows.*own tokenizer"):
         api.evaluate(checkpoint, data="python-docs", tokens=600, repeats=1)

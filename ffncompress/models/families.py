@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.errors import ModelError, NumericsError
+from ffncompress.errors import FfncompressError, ModelError, NumericsError
 from ffncompress.words import in_short
 
 
@@ -237,7 +237,7 @@ def _check_residuals(model: nn.Module, blocks: list[Block], model_type: str) -> 
     ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
     try:
         model(input_ids=ids, use_cache=False)
-    except ModelError:
+    except FfncompressError:
         raise
     except Exception as error:  # whatever a family's own code says of it
         raise _unsupported(model_type, f"it does not run on plain token ids ({in_short(error)})") from error
