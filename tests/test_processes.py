@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from ffncompress import api
 from ffncompress.plans import TENSOR_FILE, Plan
+from ffncompress.profiling import bilinear, pitfall
 
 
 def launch(count: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -82,16 +83,28 @@ def test_a_plan_is_that_of_one_process(count: int, model: str, settings: dict, t
         assert (tensor - others[key]).abs().max() <= 1e-6 * tensor.abs().max(), key  # a float32's own precision
 
 
+BRIEF = """
+import sys
+from ffncompress.cli import main
+from ffncompress.profiling import bilinear, pitfall
+pitfall.STEPS, bilinear.ROUNDS = 50, 3
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.usefixtures("one_thread")
-def test_a_profile_is_that_of_one_process(tmp_path: Path, tiny_folder) -> None:
-    model = str(tiny_folder("llama"))
+def test_a_profile_is_that_of_one_process(tmp_path: Path, tiny_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, script = str(tiny_folder("llama")), tmp_path / "brief.py"
+    script.write_text(BRIEF)
+    monkeypatch.setattr(pitfall, "STEPS", 50)
+    monkeypatch.setattr(bilinear, "ROUNDS", 3)
     settings = {"tokens": 2048, "probe": True, "pitfall": "worst", "cross_feed": True, "against_random": True}
     one = api.profile(model, tmp_path / "one", **settings)
     options = ["--tokens", "2048", "--probe", "--pitfall", "worst", "--cross-feed", "--against-random"]
-    done = launch(2, "-m", "ffncompress", "profile", model, *options, "-o", tmp_path / "two")
+    done = launch(2, script, "profile", model, *options, "-o", tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Report:") == 1
-    assert sorted(os.listdir(tmp_path)) == ["one", "two"]
+    assert sorted(os.listdir(tmp_path)) == ["brief.py", "one", "two"]
     two = json.loads((tmp_path / "two" / "profile.json").read_text())
     assert_alike(json.loads(one.model_dump_json()), two, 1e-7)
     assert sorted(os.listdir(tmp_path / "one" / "figures")) == sorted(os.listdir(tmp_path / "two" / "figures"))

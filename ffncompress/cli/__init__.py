@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if processes() > 1 and os.name == "posix":
         _end_even_if_stuck()
     code = run(arguments)
-    if code != _FAILED and "torch" in sys.modules:
+    if code == 0 and "torch" in sys.modules:
         from ffncompress.workers import leave
 
         leave()
