@@ -11,6 +11,7 @@ from typing import Any
 
 from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate import run_gate
+from ffncompress.launch import alone
 from ffncompress.ledger import Ledger
 from ffncompress.locks import locked
 from ffncompress.manifest import Kind, Manifest
@@ -84,7 +85,8 @@ def _plan(
             return Plan.load(output)
         moments = None
         if replans:
-            made, tensors = replan(model, checked, track, trust_remote_code=trust_remote_code)
+            again = partial(replan, model, checked, track, trust_remote_code=trust_remote_code)
+            made, tensors = workers.once(again)
         else:
             made, tensors, moments = make_plan(
                 model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track,
@@ -98,6 +100,7 @@ def _plan(
                 note(manifest)
 
             made = made.save(output, tensors, moments, overwrite=overwrite, placing=both)
+    made = workers.from_main(made)
     workers.wait()
     return made
 
@@ -181,6 +184,7 @@ def evaluate(
         track: wraps each long loop, for a progress bar.
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
+    alone("eval")
     checked = _settings(EvalSettings, settings)
     with _amended(directory):
         return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
@@ -228,6 +232,7 @@ def run(
         track: wraps each long loop, for a progress bar.
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
+    alone("run")
     recipe, text = Recipe.read(recipe_file)
     if recipe.trust_remote_code and not trust_remote_code:
         raise RecipeError(

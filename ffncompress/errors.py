@@ -9,6 +9,7 @@ FfncompressError            exit code 2
 ├── PlanError               a plan folder or file
 ├── ArtifactError           an output or an emitted checkpoint
 ├── RecipeError             a recipe file
+├── ProcessError            another process of the same run
 └── HubError                an upload
 """
 
@@ -47,6 +48,17 @@ class ArtifactError(FfncompressError):
 
 class RecipeError(FfncompressError):
     """A recipe has an unknown key or a value of the wrong type."""
+
+
+class ProcessError(FfncompressError):
+    """Another process of this run ended, so this one cannot go on."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(
+            message
+            or "another process of this run ended; no output was written; look at what it said, or, if it said "
+            "nothing, whether memory ran out"
+        )
 
 
 class HubError(FfncompressError):

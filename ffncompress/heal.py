@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ffncompress.calibration import own_batches
+from ffncompress.launch import alone
 from ffncompress.swaps import perplexity, sequence_losses
 from ffncompress.windows import TokenWindows, Windows
 from ffncompress.workers import Track, Workers, silent
@@ -56,6 +57,7 @@ def heal_(
         minutes: how long to go on.
         track: wraps the steps, for a progress bar in percent of the time.
     """
+    alone("healing")
     workers = Workers("cpu" if next(model.parameters()).device.type == "cpu" else "auto")
     scored = Windows.of(choose).scored
     before = perplexity(sequence_losses(model, choose, workers), scored)

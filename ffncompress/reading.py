@@ -41,7 +41,7 @@ def better_reading(model: Any, tokenizer: Any, text: Text, context: int, workers
         return "joined"
     check_ids(model, Windows.cat([apart, joined]))
     by_itself, together = (perplexity(sequence_losses(model, w, workers), w.scored) for w in (apart, joined))
-    return "documents" if by_itself < together else "joined"
+    return workers.from_main("documents" if by_itself < together else "joined")
 
 
 def _runs(text: Text, size: int, seed: int) -> Iterator[Text]:

@@ -94,7 +94,7 @@ def refit(
                     shelf.put("slimmed", at, output)  # its form is right; a new stand-in's stream comes below
             if shape is not None:
                 if sums is not None:
-                    fit = stages.put(f"refit of block {block.index}", facts, sums.solve(workers))
+                    fit = stages.put(f"refit of block {block.index}", facts, sums.fitted(workers))
                 assert fit is not None
                 module = replacement(block, model.get_submodule(block.path), shape, fit)
                 for at in range(len(batches)):
@@ -168,10 +168,14 @@ class _Sums:
         else:
             sums.update_(x, y + drift, weights)
 
-    def solve(self, workers: Workers) -> Fit:
-        drifts = (self.fit, self.held_out)
-        for moments in drifts:
+    def fitted(self, workers: Workers) -> Fit:
+        """The fit from the rows of all processes, the same in each: they run it, and what comes behind it, together."""
+        for moments in (self.fit, self.held_out):
             workers.sum_(moments.tensors())
+        return workers.once(self._solve)
+
+    def _solve(self) -> Fit:
+        drifts = (self.fit, self.held_out)
         if not self.shape.width:
             return recovery.fit_linear(*drifts, metric=self.metric).cpu()
         fit, held_out = (moments.mapped(self.weight, self.bias) for moments in drifts)

@@ -35,6 +35,7 @@ class Market:
     factors: list[float]  # what measured swaps add to the predictions of a block
     kept_seconds: list[float] | None = None  # of each block as it is, where speed was asked for
     model_seconds: float = 0.0  # of the whole model as it is
+    decide: Callable[[Callable[[], list[int]]], list[int]] = lambda work: work()  # of several processes, one does
 
     @property
     def least(self) -> int:
@@ -79,7 +80,7 @@ class Market:
             [Entry(b.parameters, 0.0, s), *(Entry(o.parameters, f * o.predicted_loss, o.seconds or 0.0) for o in m)]
             for b, m, f, s in zip(self.blocks, self.menus, self.factors, kept, strict=True)
         ]
-        picked = allocate(entries, parameters=parameters, seconds=seconds)
+        picked = self.decide(lambda: allocate(entries, parameters=parameters, seconds=seconds))
         return [None if at == 0 else menu[at - 1] for at, menu in zip(picked, self.menus, strict=True)]
 
     def loss(self, choice: Choice) -> float:

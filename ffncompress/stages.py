@@ -71,7 +71,7 @@ class Stages:
             make: the work.
         """
         if self.folder is None:
-            return make()
+            return self._of_main(make())
         adapter: TypeAdapter[T] = TypeAdapter(kind)
         file = self._file(name, facts, "json")
         found = self._shared(lambda: _read_json(file, adapter))
@@ -134,7 +134,9 @@ class Stages:
 
     def _shared(self, read: Callable[[], T | None]) -> T | None:
         """What the first process reads, in all of them."""
-        found = read() if self._writes else None
+        return self._of_main(read() if self._writes else None)
+
+    def _of_main(self, found: T) -> T:
         return found if self._workers is None else self._workers.from_main(found)
 
     def _due(self, tensors: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from ffncompress.calibration import check_enough_rows, collect_moments, in_passes
+from ffncompress.calibration import BlockMoments, check_enough_rows, collect_moments, in_passes
 from ffncompress.corpus import VERIFY_WINDOWS, Corpus, gather_text
 from ffncompress.doubts import Measured, doubt_of_base, doubt_of_slimmed, refuse
 from ffncompress.errors import BudgetError
@@ -73,7 +74,8 @@ class Survey:
     stages: Stages = field(default_factory=Stages)
 
     def market(self) -> Market:
-        return Market(self.blocks, self.menus, [surprise(swap, self.base) for swap in self.swaps])
+        factors = [surprise(swap, self.base) for swap in self.swaps]
+        return Market(self.blocks, self.menus, factors, decide=self.workers.once)
 
     def modules(self, choice: Choice) -> dict[int, nn.Module]:
         """The stand-ins of a choice, as fitted on the original model's activations."""
@@ -96,6 +98,8 @@ class Survey:
         """The market with seconds: measured once, so that a run that goes on chooses as the killed one would have."""
 
         def measure() -> _Seconds:
+            if not self.workers.is_main:  # the others stand still meanwhile
+                return [], [], 0.0
             made = time_blocks(self.model, market, self.track)
             return made.menus, made.kept_seconds or [], made.model_seconds
 
@@ -108,9 +112,11 @@ class Survey:
         with installed(self.model, at):
             size = count_parameters(self.model)
             together = sequence_losses(self.model, windows, self.workers, self.track, f"verifying {len(at)} together")
-        found = joint_check(
-            choice, size, self.base_losses, together, windows.longest, settings.limit, modules is not None,
-            windows.scored,
+        found = self.workers.from_main(
+            joint_check(
+                choice, size, self.base_losses, together, windows.longest, settings.limit, modules is not None,
+                windows.scored,
+            )
         )  # fmt: skip
         doubt = self.doubt_of(found)
         if doubt and settings.by_limit:
@@ -147,7 +153,7 @@ def survey(
     stages: Stages | None = None,
 ) -> Survey:
     """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps."""
-    stages = stages or Stages()
+    stages = stages or Stages(workers=workers)
     with stage(track, f"loading {source.name}"):
         dtype = workers.dtype(settings.dtype)
         model, tokenizer = load_model(source, dtype=dtype, device_map=workers.device_map), load_tokenizer(source)
@@ -184,15 +190,15 @@ def survey(
             model, group, corpus.fit, corpus.choose, workers, track,
             loop=stages.loop("moments", {"blocks": [block.index for block in group]}),
         )  # fmt: skip
-        for block, found in track(list(zip(group, known, strict=True)), "fitting stand-ins"):
-            own = moments.pop(0)  # fits come as moments go: memory holds about one set of either
+        for block, own in zip(group, moments, strict=True):
             own.metric = metrics[block.index].to(own.fit.x.device)
-            if found is None:
-                made = fit_block(block, own, model.get_submodule(block.path))
-                found = stages.put("fits", {"block": block.index}, made)
-            fitted.append(found)
+        made = _fits(model, group, moments, known, workers)
+        for at, found in zip(track(range(len(group)), "fitting stand-ins"), made, strict=True):
+            name = group[at].index
+            fitted.append(found if known[at] is not None else stages.put("fits", {"block": name}, found))
             if settings.keep_moments:
-                kept |= {f"{block.index}.{name}": tensor for name, tensor in own.named_tensors().items()}
+                kept |= {f"{name}.{part}": tensor for part, tensor in moments[at].named_tensors().items()}
+            moments[at] = None  # type: ignore[call-overload]  # fits come as moments go: one set of either in memory
     plain = [each.maps[PLAIN] for each in fitted]
     losses, errors = stages.keep(
         "base", {},
@@ -207,7 +213,7 @@ def survey(
             model, blocks, maps, some, workers, settings.seed, track, stages.loop("predicting", {})
         ),
     )  # fmt: skip
-    menus = [menu(*each) for each in zip(blocks, fitted, predicted, strict=True)]
+    menus = workers.from_main([menu(*each) for each in zip(blocks, fitted, predicted, strict=True)])
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
         min((o for o in options if within_factor(b, o, ratio)), key=lambda o: o.predicted_loss)
@@ -225,6 +231,9 @@ def survey(
             model, blocks, variants, tried_on, workers, track, stages.loop("swapping", ratios)
         ),
     )  # fmt: skip
+    scores = [score_block(*each) for each in zip(fitted, errors, strict=True)]
+    swaps = [score_swap(b, t, r, base, tried_on.scored) for b, t, r in zip(blocks, tried, rises, strict=True)]
+    base, scores, swaps = workers.from_main((base, scores, swaps))  # what is decided by is the same in all processes
     return Survey(
         source=source,
         model=model,
@@ -234,15 +243,30 @@ def survey(
         track=track,
         base=base,
         base_losses=base_losses,
-        scores=[score_block(*each) for each in zip(fitted, errors, strict=True)],
+        scores=scores,
         menus=menus,
-        swaps=[score_swap(b, t, r, base, tried_on.scored) for b, t, r in zip(blocks, tried, rises, strict=True)],
+        swaps=swaps,
         fitted=fitted,
         metrics=metrics,
         moments=kept if settings.keep_moments else None,
         doubt=doubt,
         stages=stages,
     )
+
+
+def _fits(
+    model: Any, group: list[Block], moments: list[BlockMoments], known: list[Fitted | None], workers: Workers
+) -> Iterator[Fitted]:
+    """The fits of each block, those that are not known made by one process each.
+
+    Between GPUs they would travel through their memory, which moments fill: there every process makes its own.
+    """
+
+    def fit(at: int) -> Fitted:
+        return known[at] or fit_block(group[at], moments[at], model.get_submodule(group[at].path))
+
+    places = range(len(group))
+    return workers.deal(places, fit) if workers.device.type == "cpu" else map(fit, places)
 
 
 def _doubt_of_base(model: Any, corpus: Corpus, losses: Tensor, workers: Workers, track: Track) -> str | None:

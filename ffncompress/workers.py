@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ffncompress.errors import FfncompressError
+from ffncompress.errors import FfncompressError, ProcessError
+from ffncompress.launch import processes
 from ffncompress.words import in_short
 
 T = TypeVar("T")
-
-
-def rank() -> int:
-    """Which of the processes that a launcher started this one is, by the launcher's own word.
-
-    Raises:
-        FfncompressError: the word is not a number.
-    """
-    word = os.environ.get("RANK", "0")
-    if not word.isdecimal():
-        raise FfncompressError(f"the environment says RANK={word}, which is no process's number; unset it")
-    return int(word)
+R = TypeVar("R")
+# A process that dies is noticed at once, by its closed connections and by the launcher. This is for one that hangs: it
+# must be longer than anything that the others may have to wait for, such as a large plan on its way to a slow disk.
+PATIENCE = timedelta(hours=3)
 
 
 class Track(Protocol):
@@ -75,6 +69,47 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
+@contextmanager
+def in_touch() -> Iterator[None]:
+    """Where processes meet: the many ways in which torch says that another one is gone become one.
+
+    Raises:
+        ProcessError: it is gone.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # gloo's own errors are of no narrower kind
+        if "onnection" in str(error):  # closed by peer, reset, refused
+            raise ProcessError from error
+        raise ProcessError(
+            f"the processes of this run lost touch with each other ({in_short(error)}); no output was written; "
+            "look at what was said before this, and start it again"
+        ) from error
+
+
+def first_to_speak() -> bool:
+    """Whether no other process of this run has said yet why it ends; where that cannot be found out, nobody has."""
+    if processes() == 1:
+        return True
+    place, port = os.environ.get("MASTER_ADDR", "localhost"), os.environ.get("MASTER_PORT", "")
+    try:
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            place, int(port), is_master=False, timeout=timedelta(seconds=5)
+        )
+        turn = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return int(store.add(f"ffncompress spoke {turn}", 1)) == 1
+    except (RuntimeError, ValueError):  # the launcher, or the process that kept the list, is gone too
+        return True
+
+
+def leave() -> None:
+    """Part from the other processes; torch complains of those that just end."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 class Workers:
     """The processes of this run, as accelerate sees them.
 
@@ -82,11 +117,12 @@ class Workers:
     """
 
     def __init__(self, device: str = "auto") -> None:
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
 
         use_cpu = device == "cpu" or not torch.cuda.is_available()
+        group = InitProcessGroupKwargs(timeout=PATIENCE)
         try:
-            self._accelerator = Accelerator(cpu=use_cpu)
+            self._accelerator = Accelerator(cpu=use_cpu, kwargs_handlers=[group])
         except (ValueError, RuntimeError, KeyError) as error:  # RANK, WORLD_SIZE, MASTER_ADDR and their like
             raise FfncompressError(
                 f"the processes of this run cannot be set up ({in_short(error)}); "
@@ -116,12 +152,16 @@ class Workers:
         return torch.arange(count)[self._accelerator.process_index :: self.count]
 
     def sum_(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over the processes, in place."""
-        if self.count > 1:
-            for tensor in tensors:
-                # gloo takes CPU tensors, NCCL the process's own device; reduce clones, so copy back
-                summed = self._accelerator.reduce(tensor.to(self.device), "sum")
-                tensor.copy_(summed)
+        """Sum each tensor over the processes, in place: to the same bits in all of them, those of the first."""
+        if self.count == 1:
+            return
+        from accelerate.utils import broadcast
+
+        for tensor in tensors:
+            # gloo takes CPU tensors, NCCL the process's own device; reduce clones, so copy back
+            own = tensor.to(self.device)
+            with in_touch():
+                tensor.copy_(broadcast(self._accelerator.reduce(own, "sum")))
 
     def from_main(self, value: T) -> T:
         """What the first process has, in all of them."""
@@ -130,8 +170,46 @@ class Workers:
         from accelerate.utils import broadcast_object_list
 
         box = [value]
-        broadcast_object_list(box)
+        with in_touch():
+            broadcast_object_list(box)
         return box[0]
 
+    def once(self, work: Callable[[], T]) -> T:
+        """What the first process finds, in all of them: for what would differ from one to the next.
+
+        An error of ours that it meets, all of them meet.
+        """
+        if self.count == 1:
+            return work()
+        found: T | None = None
+        error: FfncompressError | None = None
+        if self.is_main:
+            try:
+                found = work()
+            except FfncompressError as met:
+                error = met
+        found, error = self.from_main((found, error))
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]
+
+    def deal(self, items: Sequence[T], work: Callable[[T], R]) -> Iterator[R]:
+        """What `work` makes of each item, in order, in all of the processes: each item is one's to do.
+
+        They go in rounds of an item each, so that what lies in memory between them is little.
+        """
+        if self.count == 1:
+            yield from map(work, items)
+            return
+        from accelerate.utils import gather_object
+
+        for start in range(0, len(items), self.count):
+            at = start + self._accelerator.process_index
+            own = [work(items[at])] if at < len(items) else []
+            with in_touch():
+                found: list[R] = gather_object(own)  # one list, in the order of the processes
+            yield from found
+
     def wait(self) -> None:
-        self._accelerator.wait_for_everyone()
+        with in_touch():
+            self._accelerator.wait_for_everyone()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
 # bottom to top; a module may import what stands before it
 ORDER = [
-    "errors", "words", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
+    "errors", "words", "launch", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
     "working", "stages", "notebook", "models", "texts", "windows", "calibration", "swaps", "reading", "doubts",
     "forecast", "modules", "figures", "promise", "plans", "corpus", "patcher", "scoring", "refit", "allocation",
     "selection", "latency", "survey", "planner", "replan", "plugin",

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,24 +248,3 @@ def test_settings_are_checked() -> None:
         api.plan("demo", "x", budget="lots")
     with pytest.raises(FfncompressError, match="colour"):
         api.plan("demo", "x", colour="blue")
-
-
-def test_two_processes_equal_one(tmp_path: Path, tiny_folder) -> None:
-    """torchrun, for real: the same plan to round-off, written by the first process alone."""
-    folder = str(tiny_folder("llama"))
-    options = ["--tokens", "4096", "--seq-len", "64", "--blocks", "0,1", "--budget", "4x"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for output, launcher in (
-        ("one", [sys.executable]),
-        ("two", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]),
-    ):
-        command = [*launcher, "-m", "ffncompress", "plan", folder, *options, "-o", str(tmp_path / output)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("blocks replaced") == 1
-    one, two = Plan.load(tmp_path / "one"), Plan.load(tmp_path / "two")
-    assert one.base_perplexity == pytest.approx(two.base_perplexity, rel=1e-6)
-    for a, b in zip(one.blocks, two.blocks, strict=True):
-        assert a.scores.r2_lin == pytest.approx(b.scores.r2_lin, abs=1e-6)
-        assert a.scores.r2_lin_error == pytest.approx(b.scores.r2_lin_error, rel=1e-4)
-        assert a.swap.delta == pytest.approx(b.swap.delta, abs=1e-3 * one.base_perplexity)

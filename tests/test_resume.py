@@ -267,38 +267,6 @@ def test_a_disk_that_is_full_for_stages_does_not_end_the_work(tmp_path: Path, mo
     assert not list((tmp_path / "w").glob("*.pt"))
 
 
-RANKS = """
-import sys
-import torch
-from pathlib import Path
-from ffncompress.stages import Stages
-from ffncompress.workers import Workers
-workers = Workers("cpu")
-made = Stages(Path(sys.argv[1]), workers)
-rank = 0 if workers.is_main else 1
-for turn in (0, 1):
-    calls = []
-    small = made.do("small", {}, int, lambda: calls.append(1) or 10 + rank)
-    assert small == 10, small
-    large = made.keep("large", {}, lambda: calls.append(1) or torch.full((2,), 5.0))
-    assert large.tolist() == [5.0, 5.0]
-    assert len(calls) == (0 if turn else 2), calls
-    made.flush()
-    workers.wait()
-print("agreed")
-"""
-
-
-def test_processes_agree_on_what_is_read(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, str(script), str(tmp_path / "w")], capture_output=True, text=True, env=os.environ, check=False
-    )
-    assert done.stdout.count("agreed") == 2, done.stderr
-
-
 def recipe_of(folder: Path, text: str) -> Path:
     file = folder / "recipe.yaml"
     file.write_text(

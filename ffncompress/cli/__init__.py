@@ -5,21 +5,35 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 import click
 
 from ffncompress.cli.commands import INTERRUPTED, cli
-from ffncompress.errors import FfncompressError
+from ffncompress.errors import FfncompressError, ProcessError
+from ffncompress.launch import processes, rank
 
 _FAILED = 2
+_TURN = 3.0  # seconds that a process waits for another to speak
+_GRACE = 10.0  # seconds that a process has to end by itself when its launcher asks it to
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 gate failed, 2 bad input or a bug of ours, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 gate failed, 2 bad input or a bug of ours, 130 interrupted.
+
+    The exit code of torchrun is its own: 1 whenever a process of its did not end with 0.
+    """
     _quieten()
     signal.signal(signal.SIGTERM, _interrupt)
+    if processes() > 1 and os.name == "posix":
+        _end_even_if_stuck()
     code = run(arguments)
+    if code == 0 and "torch" in sys.modules:
+        from ffncompress.workers import leave
+
+        leave()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # Python would flush again as it ends, and turn any code into another
@@ -34,10 +48,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(cli.main(args=arguments, prog_name="ffncompress", standalone_mode=False) or 0)
     except click.ClickException as error:
-        error.show()
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted; nothing half-written was left behind")
-        return INTERRUPTED
+        if _is_to_speak():
+            error.show()
+    except (KeyboardInterrupt, click.Abort) as error:
+        asked = str(error.__cause__ or error)  # by the launcher, which click's own kind does not tell
+        _say(asked or "interrupted; nothing half-written was left behind")
+        return _FAILED if asked else INTERRUPTED
     except FfncompressError as error:
         _say(str(error))
     except BrokenPipeError:
@@ -81,16 +97,59 @@ def write_traceback(error: BaseException) -> str:
 
 
 def _interrupt(number: int, _frame: object) -> None:
-    """End like Ctrl-C: tidily; asked again, at once."""
+    """End like Ctrl-C: tidily; asked again, at once. A launcher asks when another process of the run has ended."""
     signal.signal(number, signal.SIG_DFL)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(str(ProcessError()) if processes() > 1 else "")
+
+
+def _end_even_if_stuck() -> None:
+    """Make sure that a process ends when its launcher asks it to.
+
+    Python looks at signals between two steps of its own, and a process that waits for one that is gone takes no step.
+    """
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while os.read(ear, 1)[0] != signal.SIGTERM:
+            pass
+        time.sleep(_GRACE)
+        _say(str(ProcessError()))
+        os._exit(_FAILED)
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
 def _say(message: str) -> None:
+    """Say why this process ends; of several, one does."""
     from ffncompress.words import plain
 
-    if os.environ.get("RANK", "0") in ("0", "") or not os.environ["RANK"].isdecimal():
-        click.echo(f"ffncompress: {plain(message)}", err=True)
+    if _is_to_speak():
+        who = f" (process {rank()})" if processes() > 1 and rank() > 0 else ""
+        click.echo(f"ffncompress{who}: {plain(message)}", err=True)
+
+
+def _is_to_speak() -> bool:
+    """Whether it is this process's to say why the run ends: of several, whichever meets the trouble first.
+
+    The others fall with it, or meet the same.
+    """
+    if processes() == 1:
+        return True
+    itself = threading.current_thread() is threading.main_thread()
+    if itself:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and is to be heard first
+    if "torch" in sys.modules:
+        from ffncompress.workers import first_to_speak
+
+        first = first_to_speak()
+    else:
+        first = rank() == 0  # nothing was done yet but to read what was typed, which is the same for all
+    if itself and not first:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_TURN)  # or the launcher, seeing it end, would end the one that speaks
+    return first
 
 
 def _quieten() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from ffncompress import __version__
+from ffncompress.errors import ProcessError
+from ffncompress.launch import alone
 
 INTERRUPTED = 130
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
@@ -19,11 +21,14 @@ _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="ffncompress")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Slim Hugging Face language models: FFN blocks that are nearly linear become small closed-form modules.
 
     Nothing is trained. Start with: ffncompress demo
     """
+    if context.invoked_subcommand not in ("plan", "profile"):
+        alone(str(context.invoked_subcommand))
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +77,7 @@ def _goes_on(*outputs: str) -> Iterator[None]:
     """Interrupted work that can be gone on with says so, and where what is finished lies."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ProcessError) as error:
         from ffncompress.cli import console
         from ffncompress.working import working_folder
 
@@ -80,6 +85,8 @@ def _goes_on(*outputs: str) -> Iterator[None]:
         if not found:
             raise
         where = " and ".join(found)
+        if str(error):  # another process ended, not this one
+            raise ProcessError(f"{error}; run it again to go on: finished stages are in {where}") from error
         told = f"ffncompress: interrupted; run it again to go on: finished stages are in {where}"
         console.say(told, to_stderr=True)
         raise click.exceptions.Exit(INTERRUPTED) from None

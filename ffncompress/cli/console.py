@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ffncompress.launch import rank
 from ffncompress.words import plain
-from ffncompress.workers import Track, rank, silent
+from ffncompress.workers import Track, silent
 
 if TYPE_CHECKING:
     from ffncompress.plans import Option, Plan, Swap
@@ -302,9 +303,11 @@ def _delta(value: float) -> str:
 
 
 def write_json(file: str | None, content: str) -> None:
-    """To a file, or to standard output for `-`."""
+    """To a file, or to standard output for `-`; of several processes, the first alone."""
     from ffncompress.staging import write_file
 
+    if rank() > 0:
+        return
     if file == "-":
         try:
             sys.stdout.write(content + "\n")

@@ -51,6 +51,8 @@ def cross_feed(
             taps = [tap for feed in feeds for tap in row_taps(feed[0], _feeder(held_out, *feed[1:]))]
             with hooked(giver, taps):
                 giver.base_model(input_ids=batch, use_cache=False)
+    for _, _, sets, *_ in feeds:
+        workers.sum_(tensor for pair in sets for moments in pair for tensor in moments.tensors())
     return [(_r2(*sets[0]), _r2(*sets[1])) for _, _, sets, *_ in feeds]
 
 

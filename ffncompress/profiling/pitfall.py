@@ -12,25 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffncompress.profiling.records import Trained
+from ffncompress.workers import Workers
 
 STEPS, BATCH, POINTS = 2000, 256, 24
 ADAM_RATES = (1e-3, 1e-2)
 SGD_SHARES = (0.1, 0.5)  # of 1 / (largest eigenvalue): above twice that it diverges
 
 
-def train_layers(x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, seed: int) -> list[Trained]:
+def train_layers(
+    x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, seed: int, workers: Workers | None = None
+) -> list[Trained]:
     """A linear layer trained each way: its held-out R2 over steps; of each optimiser the better rate is kept."""
     centred = (x - x.mean(0)).double()
     largest = torch.linalg.eigvalsh(centred.T @ centred / len(x))[-1].item() + x.mean(0).square().sum().item()
-    ways = [
-        ("SGD", [share / largest for share in SGD_SHARES]),
-        ("Adam", list(ADAM_RATES)),
-    ]
-    found = []
-    for name, rates in ways:
-        tried = [_train(name, rate, x, y, held_x, held_y, seed) for rate in rates]
-        found.append(max(tried, key=lambda each: each.r2[-1]))
-    return found
+    ways = [("SGD", share / largest) for share in SGD_SHARES] + [("Adam", rate) for rate in ADAM_RATES]
+
+    def train(way: tuple[str, float]) -> Trained:
+        return _train(*way, x, y, held_x, held_y, seed)
+
+    tried = list(map(train, ways) if workers is None else workers.deal(ways, train))
+    names = dict.fromkeys(name for name, _ in ways)
+    return [max((each for each in tried if each.optimiser == name), key=lambda each: each.r2[-1]) for name in names]
 
 
 def _train(name: str, rate: float, x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, seed: int) -> Trained:

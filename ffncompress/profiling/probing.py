@@ -39,8 +39,14 @@ def probe_blocks(
     sizes = [part.numel() for part in (fit, stop, report)]
     probes = []
     for group, rows in captured(model, blocks, windows, workers, track):
-        for block, (x, y) in zip(track(group, "probing residuals"), rows, strict=True):
-            probes.append(_probe(linear[block.index].fit, x.split(sizes), y.split(sizes), report, seed))
+
+        def probe(at: int, group: list[Block] = group, rows: list[tuple[Tensor, Tensor]] = rows) -> Probe:
+            x, y = rows[at]
+            return _probe(linear[group[at].index].fit, x.split(sizes), y.split(sizes), report, seed)
+
+        places = range(len(group))
+        dealt = zip(track(places, "probing residuals"), workers.deal(places, probe), strict=True)
+        probes += [found for _, found in dealt]
     return probes
 
 
@@ -80,19 +86,20 @@ def captured(
 ) -> Iterator[tuple[list[Block], list[tuple[Tensor, Tensor]]]]:
     """Groups of blocks with their rows (x, y), each [tokens, features] in float32, in the windows' order.
 
-    Memory is bounded.
+    Memory is bounded. Every process has the rows of all.
     """
     begins = windows.lengths.cumsum(0) - windows.lengths
     size = 4 * windows.numel() * max(block.d_in + block.d_out for block in blocks)
     count = max(1, ROW_BYTES // size)
     for start in range(0, len(blocks), count):
         group = blocks[start : start + count]
-        rows = [(torch.empty(windows.numel(), b.d_in), torch.empty(windows.numel(), b.d_out)) for b in group]
+        rows = [(torch.zeros(windows.numel(), b.d_in), torch.zeros(windows.numel(), b.d_out)) for b in group]
         for at, batch in track(own_batches(windows, workers), "capturing activations"):
             places = (begins[at][:, None] + torch.arange(batch.shape[1])).flatten()
             taps = [tap for b, own in zip(group, rows, strict=True) for tap in row_taps(b, _keeper(own, places))]
             with torch.no_grad(), hooked(model, taps):
                 model.base_model(input_ids=batch, use_cache=False)
+        workers.sum_(part for own in rows for part in own)  # a row is one process's, and zero in the others
         yield group, rows
 
 

@@ -11,18 +11,20 @@ While a study runs, its stages lie in REPORT.partial; a killed run leaves them t
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 from ffncompress.manifest import MANIFEST_FILE
 from ffncompress.models.loading import EMBEDDED
 from ffncompress.outputs import claimed, staged_directory
+from ffncompress.places import check_place
 from ffncompress.profiling.figures import draw_all
 from ffncompress.profiling.page import render
 from ffncompress.profiling.records import STUDY_FILE, Study
 from ffncompress.profiling.study import make_study
 from ffncompress.profiling.tables import write_csv, write_parquet
 from ffncompress.settings import ProfileSettings
-from ffncompress.workers import Track, silent, stage
+from ffncompress.workers import Track, Workers, silent, stage
 from ffncompress.working import check_working, open_working, remove_working, working_folder
 
 PAGE_FILE, STAGES = "report.html", "stages"
@@ -38,23 +40,32 @@ def write_report(
     overwrite: bool = False,
     track: Track = silent,
 ) -> Study:
-    """Make a study, or go on with one, and write its folder."""
+    """Make a study, or go on with one, and write its folder; of several processes, the first writes."""
     inputs = [*(name for name in models if name != EMBEDDED), *settings.data, *settings.revisions]
-    with claimed(output, "report", overwrite=overwrite, inputs=inputs) as target:
-        partial = working_folder(target)
-        check_working(partial)
-        if (target / STAGES).is_dir():
-            _take_up(target / STAGES, partial)
+    workers, partial = Workers(settings.device), working_folder(check_place(output, inputs))
+    with ExitStack() as claims:
+        target = Path(output)
+        if workers.is_main:
+            target = claims.enter_context(claimed(output, "report", overwrite=overwrite, inputs=inputs))
+            check_working(partial)
+            if (target / STAGES).is_dir():
+                _take_up(target / STAGES, partial)
         study = make_study(
-            models, settings, partial, revision=revision, trust_remote_code=trust_remote_code, track=track
+            models, settings, partial, workers, revision=revision, trust_remote_code=trust_remote_code, track=track
         )
-        with stage(track, "drawing"), staged_directory(target, "report", overwrite=overwrite, inputs=inputs) as folder:
-            _write(study, folder)
-            (folder / STAGES).mkdir()
-            for file in partial.glob("*.json"):
-                if file.name != MANIFEST_FILE:
-                    shutil.copyfile(file, folder / STAGES / file.name)
-        remove_working(partial)
+        if workers.is_main:
+            with (
+                stage(track, "drawing"),
+                staged_directory(target, "report", overwrite=overwrite, inputs=inputs) as folder,
+            ):
+                _write(study, folder)
+                (folder / STAGES).mkdir()
+                for file in partial.glob("*.json"):
+                    if file.name != MANIFEST_FILE:
+                        shutil.copyfile(file, folder / STAGES / file.name)
+            remove_working(partial)
+    study = workers.from_main(study)
+    workers.wait()
     return study
 
 

@@ -160,5 +160,5 @@ class Session:
             held_out_rows=len(rows[2]),
             context=profile.context,
             seed=profile.seed,
-            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed),
+            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed, subject.workers),
         )

@@ -6,7 +6,6 @@ from itertools import permutations
 from pathlib import Path
 
 from ffncompress import __version__
-from ffncompress.errors import FfncompressError
 from ffncompress.profiling.agreement import agreements, learned
 from ffncompress.profiling.crossfeed import cross_feed, verdict
 from ffncompress.profiling.measure import Linear
@@ -24,6 +23,7 @@ def make_study(
     models: list[str],
     settings: ProfileSettings,
     working: Path,
+    workers: Workers,
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -34,9 +34,6 @@ def make_study(
     Raises:
         FfncompressError: a model, a text or the settings do not serve; the message says what would.
     """
-    workers = Workers(settings.device)
-    if workers.count > 1:
-        raise FfncompressError("profile runs in one process; start it without torchrun")
     subjects = find_subjects(models, settings, workers, track, revision=revision, trust_remote_code=trust_remote_code)
     for subject in subjects:
         for text in subject.texts:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ffncompress.calibration import check_enough_rows, own_batches
+from ffncompress.calibration import BATCH_TOKENS, check_enough_rows
 from ffncompress.corpus import Corpus, gather_text
 from ffncompress.errors import FfncompressError
 from ffncompress.models import (
@@ -112,11 +112,12 @@ class Subject:
 
     @torch.inference_mode()
     def forward_seconds(self, text: str) -> float:
-        """One bare forward pass over all windows of a text, measured on some of them."""
+        """One bare forward pass over all windows of a text by all processes, measured on some of them."""
         corpus = self.corpus(text)
         check_ids(self.model, Windows.cat([corpus.fit, corpus.choose]))
         check_enough_rows(self.blocks, corpus.fit.numel())
-        batches = [batch for _, batch in own_batches(corpus.fit, self.workers)][: FORWARD_BATCHES + 1]
+        some = corpus.fit.batches(BATCH_TOKENS)[: FORWARD_BATCHES + 1]  # a process may have none of its own
+        batches = [batch.to(self.workers.device) for _, batch in some]
         self.model(input_ids=batches[0], use_cache=False)
         timed = batches[1:] or batches
         start = time.perf_counter()
@@ -124,7 +125,7 @@ class Subject:
             self.model(input_ids=batch, use_cache=False)
         seconds = time.perf_counter() - start
         tokens = corpus.fit.numel() + corpus.choose.numel()
-        return seconds * tokens / sum(batch.numel() for batch in timed)
+        return seconds * tokens / sum(batch.numel() for batch in timed) / self.workers.count
 
 
 def find_subjects(
