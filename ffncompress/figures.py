@@ -23,18 +23,20 @@ def draw_profile(plan: Plan, file: Path) -> None:
     figure = Figure(figsize=(max(7.0, 0.34 * len(blocks) + 2), 7.2), layout="constrained")
     top, bottom, share = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
 
-    r2 = [b.scores.r2_lin for b in blocks]
-    top.bar(at, r2, yerr=[b.scores.r2_lin_error for b in blocks], color=colours, ecolor=_INK, capsize=2)
-    top.plot(at, [b.scores.r2_median_feature for b in blocks], "D", ms=4, color="#e8590c", label="median feature")
+    r2 = [_drawn(b.scores.r2_lin) for b in blocks]
+    top.bar(at, r2, yerr=[_drawn(b.scores.r2_lin_error, 0) for b in blocks], color=colours, ecolor=_INK, capsize=2)
+    medians = [_drawn(b.scores.r2_median_feature) for b in blocks]
+    top.plot(at, medians, "D", ms=4, color="#e8590c", label="median feature")
     top.axhline(0, color=_INK, lw=0.6)
     top.set_ylim(min(0.0, max(-0.5, min(r2) - 0.05)), 1.02)
     top.set_ylabel("R2_lin (held out)")
 
     swaps = [b.swap for b in blocks]
-    bottom.bar(at, [s.delta for s in swaps], yerr=[s.delta_error for s in swaps], color=colours, ecolor=_INK, capsize=2)
-    predicted = [s.predicted_delta for s in swaps]
+    deltas, errors = [_drawn(s.delta) for s in swaps], [_drawn(s.delta_error, 0) for s in swaps]
+    bottom.bar(at, deltas, yerr=errors, color=colours, ecolor=_INK, capsize=2)
+    predicted = [_drawn(s.predicted_delta) for s in swaps]
     bottom.plot(at, predicted, "_", ms=9, mew=2, color="#5f3dc4", label="predicted")
-    decade = 10.0 ** math.floor(math.log10(max(0.02 * plan.base_perplexity, 1e-6)))
+    decade = 10.0 ** math.floor(math.log10(max(_drawn(0.02 * plan.base_perplexity), 1e-6)))
     bottom.set_yscale("symlog", linthresh=decade)  # linear below a decade's tick, so that no tick crowds the zero
     bottom.axhline(0, color=_INK, lw=0.6)
     bottom.set_ylabel(f"swap delta-PPL\n(base {plan.base_perplexity:.2f})")
@@ -46,7 +48,7 @@ def draw_profile(plan: Plan, file: Path) -> None:
     bottom.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     limit = plan.settings.limit
     if limit:
-        allowed = limit.allowance(plan.base_perplexity)
+        allowed = _drawn(limit.allowance(plan.base_perplexity))
         bottom.axhline(allowed, color="#c92a2a", lw=0.8, ls="--", label=f"limit {limit}, all together")
 
     for axes in (top, bottom, share):
@@ -63,6 +65,11 @@ def draw_profile(plan: Plan, file: Path) -> None:
         fontsize=10,
     )
     figure.savefig(file, dpi=150)
+
+
+def _drawn(value: float, least: float = -1e9) -> float:
+    """A number that can be drawn: a file may say anything, and axes end somewhere."""
+    return 0.0 if math.isnan(value) else min(max(value, least), 1e9)
 
 
 def draw_frontier(plan: Plan, file: Path) -> None:

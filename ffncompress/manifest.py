@@ -8,7 +8,6 @@ It is data like any other that may have been sent by a stranger: it is compared 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
 from ffncompress.staging import write_file
+from ffncompress.words import parse_json
 
 MANIFEST_FILE = "ffncompress.json"
 Kind = Literal["plan", "checkpoint", "report", "working"]  # working: the unfinished stages of another kind
@@ -54,7 +54,7 @@ class Manifest(BaseModel):
         """
         file = Path(directory) / MANIFEST_FILE
         try:
-            return cls.model_validate(json.loads(file.read_text(encoding="utf-8")))
+            return cls.model_validate(parse_json(file.read_text(encoding="utf-8")))
         except OSError as error:
             raise ArtifactError(f"{directory}: there is no {MANIFEST_FILE} in it, so ffncompress knows nothing of it; "
                                 "make the folder again") from error  # fmt: skip

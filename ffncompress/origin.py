@@ -5,7 +5,6 @@ All of it may come from a stranger: it is read as data of a known form, and beli
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from ffncompress.heal import Healing
 from ffncompress.manifest import MANIFEST_FILE, Manifest
 from ffncompress.plans import PLAN_FILE, Count, Plan, Positive, Proof, TextRef
 from ffncompress.report import GateResult
+from ffncompress.words import parse_json
 
 META = "ffncompress"
 ORIGIN_FILE, RECIPE_FILE, GATE_FILE, CARD_FILE = "origin.json", "recipe.yaml", "gate.json", "README.md"
@@ -104,7 +104,7 @@ def _read(directory: str | Path, name: str, kind: type[Record], otherwise: str) 
     if not file.is_file():
         raise ArtifactError(f"{directory}: there is no {META}/{name} in it: {otherwise}")
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = parse_json(file.read_text(encoding="utf-8"))
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]

@@ -9,7 +9,6 @@ PLAN/moments.safetensors         the moments of every block, where they were to 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from ffncompress.outputs import staged_directory
 from ffncompress.promise import Promise, Rise, promise_of
 from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
 from ffncompress.texts import Reading, public_name
-from ffncompress.words import in_short
+from ffncompress.words import in_short, parse_json
 
 SCHEMA_VERSION = 2
 PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
@@ -154,13 +153,14 @@ class JointCheck(_Record):
     delta: float
     delta_error: float
     within_limit: bool | None  # none: there is no limit
-    windows: int | None = None  # how many; plans before 0.4 do not say
+    windows: Count | None = None  # how many; plans before 0.4 do not say
     fresh: bool = False  # nothing was chosen on these windows
 
     @property
     def rise(self) -> Rise:
         """Of the mean loss: perplexities are its exponentials, and the error of one follows from the other's."""
-        nats = math.log(self.perplexity / self.base_perplexity)
+        ratio = self.perplexity / self.base_perplexity
+        nats = math.log(ratio) if ratio > 0 else math.nan  # no model has such a perplexity; a file may say so
         error = self.delta_error / self.perplexity if math.isfinite(nats) else math.inf
         return Rise(nats, error, self.windows or FEWEST_WINDOWS)
 
@@ -200,7 +200,7 @@ class Plan(_Record):
             raise ValueError("its blocks are not numbered in order, each with a path of its own")
         if any(block.parameters_after > block.parameters for block in self.blocks):
             raise ValueError("a stand-in is larger than its block")
-        if sum(block.parameters for block in self.blocks) > self.base.ffn_parameters <= self.base.parameters:
+        if not sum(block.parameters for block in self.blocks) <= self.base.ffn_parameters <= self.base.parameters:
             raise ValueError("its blocks have more parameters than its base")
         return self
 
@@ -303,7 +303,7 @@ class Plan(_Record):
             missing = f"there is no {PLAN_FILE} in it" if file.parent.is_dir() else "no such folder"
             raise PlanError(f"{directory}: {missing}; make a plan with: ffncompress plan MODEL")
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
             version = content.get("schema_version")
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise PlanError(f"{file}: corrupted, not JSON ({in_short(error)}); make the plan again") from error
@@ -336,16 +336,13 @@ class Plan(_Record):
             tensors = load_file(file)
         except (SafetensorError, ValueError, OSError) as error:
             raise PlanError(f"{file}: not tensors ({in_short(error)}); make the plan again") from error
-        for name, value in tensors.items():
-            if not value.is_floating_point() or not value.isfinite().all():
-                raise PlanError(f"{file}: {name} is not made of finite numbers; make the plan again")
-        return tensors
+        return _finite(tensors, file)
 
     def load_moments(self, directory: str | Path, block: int) -> dict[str, Any]:
         """The kept moments of one block, by name.
 
         Raises:
-            PlanError: they were not kept.
+            PlanError: they were not kept, or are not numbers.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -355,6 +352,19 @@ class Plan(_Record):
         try:
             with safe_open(file, framework="pt") as tensors:
                 names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118  # not a mapping
-                return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
+                found = {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
         except (SafetensorError, ValueError, OSError) as error:
             raise PlanError(f"{file}: corrupted ({in_short(error)}); make the plan again") from error
+        return _finite(found, file)
+
+
+def _finite(tensors: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The tensors of a file, all of them finite numbers.
+
+    Raises:
+        PlanError: they are not.
+    """
+    for name, value in tensors.items():
+        if not value.is_floating_point() or not value.isfinite().all():
+            raise PlanError(f"{file}: {name} is not made of finite numbers; make the plan again")
+    return tensors

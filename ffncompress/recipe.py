@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Recipe(BaseModel):
         """The recipe's text as it may leave this machine: with names where it had paths."""
         sources = [*self.plan.data, *self.plan.choose_data, *self.apply.data, *self.eval.also, self.eval.data or ""]
         named = {source: public_name(source) for source in sources if source}
-        is_place = self.model.startswith(("/", ".", "~")) or Path(self.model).exists()
+        is_place = self.model.startswith(("/", ".", "~")) or os.path.exists(self.model)
         named |= {place: Path(place).name for place in (self.output, *([self.model] if is_place else []))}
         for place in sorted(named, key=len, reverse=True):
             text = text.replace(place, named[place])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from ffncompress.calibration import BlockMoments
-from ffncompress.errors import BudgetError
+from ffncompress.errors import BudgetError, PlanError
 from ffncompress.forecast import delta_perplexity
-from ffncompress.models import find_blocks, installed, load_model
+from ffncompress.models import Block, find_blocks, installed, load_model
 from ffncompress.patcher import base_source, proof_of
 from ffncompress.plans import Plan
 from ffncompress.scoring import fit_name, fit_some, replacement, shape_of, tensors_of
 from ffncompress.selection import Market, explain, surprise
 from ffncompress.settings import Budget, PlanSettings
 from ffncompress.survey import size_cap
+from ffncompress.words import in_short
 from ffncompress.workers import Track, silent, stage
 
 
@@ -27,7 +30,7 @@ def replan(
     """A plan for another size, from the menus and the moments of an old one.
 
     Raises:
-        PlanError: the plan's moments were not kept.
+        PlanError: the plan's moments were not kept, or they or its options are not what a model ever gave.
         BudgetError: the budget needs a measurement.
     """
     old = Plan.load(directory)
@@ -39,6 +42,24 @@ def replan(
     with stage(track, f"loading {old.base.name}"):
         model = load_model(base_source(old, trust_remote_code=trust_remote_code))
     blocks = find_blocks(model)
+    with _sound(directory):
+        return _replanned(old, directory, settings, size, model, blocks, track)
+
+
+@contextmanager
+def _sound(directory: str | Path) -> Iterator[None]:
+    """Whatever arithmetic says of numbers that no plan of ours holds, or of moments of other shapes."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"{directory}: its options and moments do not hang together ({in_short(error)}); make the plan again"
+        ) from error
+
+
+def _replanned(
+    old: Plan, directory: str | Path, settings: PlanSettings, size: int, model: Any, blocks: list[Block], track: Track
+) -> tuple[Plan, dict[str, Tensor]]:
     market = Market(
         blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
     )
@@ -62,7 +83,10 @@ def replan(
     changed: dict[str, Any] = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
     with installed(model, {blocks[i].path: module for i, module in modules.items()}):
         changed["proof"] = proof_of(model)
-    return old.model_copy(update=changed), tensors_of(modules)
+    tensors = tensors_of(modules)
+    if not all(value.isfinite().all() for value in tensors.values()):
+        raise ValueError("its stand-ins are not finite")
+    return old.model_copy(update=changed), tensors
 
 
 def _expected(old: Plan, size: int, loss: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from ffncompress.plans import Count
 from ffncompress.texts import Reading
 
 
@@ -11,12 +14,21 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
+def _above_zero(perplexity: float) -> float:
+    if perplexity <= 0:  # NaN and infinity are what ruined models have; this no model has, and shares are taken of it
+        raise ValueError("a perplexity is above zero")
+    return perplexity
+
+
+Perplexity = Annotated[float, AfterValidator(_above_zero)]
+
+
 class Perplexities(_Record):
     """One model on one text."""
 
-    token: float
-    word: float
-    byte: float
+    token: Perplexity
+    word: Perplexity
+    byte: Perplexity
 
 
 class TextResult(_Record):
@@ -50,10 +62,10 @@ class TextResult(_Record):
 class Sizes(_Record):
     """Parameters before and after, and weight bytes on disk."""
 
-    replaced_ffns: tuple[int, int]
-    all_ffns: tuple[int, int]
-    whole_model: tuple[int, int]
-    bytes_on_disk: tuple[int, int]
+    replaced_ffns: tuple[Count, Count]
+    all_ffns: tuple[Count, Count]
+    whole_model: tuple[Count, Count]
+    bytes_on_disk: tuple[Count, Count]
 
 
 class Speed(_Record):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
+import os
 import random
 import re
 import sysconfig
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ffncompress.errors import TextError
+from ffncompress.words import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,7 @@ def lasting_name(source: str) -> str:
 def is_public(source: str) -> bool:
     """Whether a source is the same everywhere, and not somebody's file or folder."""
     dataset = source.removeprefix("hub:").partition(":")[0]
-    on_hub = source.startswith("hub:") and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) and not Path(dataset).exists()
+    on_hub = source.startswith("hub:") and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) and not os.path.exists(dataset)
     return source in (PYTHON_DOCS, "wikitext") or bool(on_hub)
 
 
@@ -325,8 +326,8 @@ def _jsonl(path: Path) -> list[str]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
             try:
-                documents.append(_field(json.loads(line), "text"))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                documents.append(_field(parse_json(line), "text"))
+            except (ValueError, KeyError, TypeError) as error:
                 raise TextError(f'{path}: line {number} is not an object with a "text" string; mend it') from error
     return documents
 

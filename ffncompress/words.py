@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shlex
 import unicodedata
+from typing import Any
 
 # Cc: terminals obey them; Cf: text that runs backwards or hides; Cs: cannot be encoded; Co: nobody knows what they show
 _OBEYED = {"Cc", "Cf", "Cs", "Co"}
@@ -27,6 +29,19 @@ def in_markdown(text: str) -> str:
 def in_command(word: str) -> str:
     """One word of a command that is shown inside a fence of Markdown."""
     return shlex.quote(" ".join(plain(word).split()).replace("`", "'"))
+
+
+def parse_json(text: str) -> Any:
+    """JSON whose strings are text: Python's parser lets half a surrogate pair pass, which can never be written again.
+
+    Raises:
+        ValueError: it is not.
+        RecursionError: it is nested too deep.
+    """
+    content = json.loads(text)
+    if "\\ud" in text.lower():  # only an escape can hide one
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
 def in_short(error: BaseException) -> str:

@@ -171,7 +171,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
         console.print(_profile_table(profile, wide=console.width >= 96))
         if (found := profile.probe) is not None:
             words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
-            if found.correlation is not None:
+            if found.correlation is not None and found.p_value is not None:
                 words += f"; correlation with 1 - R2_lin {found.correlation:+.2f} (p = {found.p_value:.2f})"
             console.print(Text(words))
     for pitfall in study.pitfalls:
@@ -236,9 +236,10 @@ def _short(option: Option | Swap) -> str:
 
 def _kept(plan: Plan) -> str:
     ratios = plan.ratios
+    fewer = f"{1 / ratios['replaced_ffns']:.1f}x fewer" if ratios["replaced_ffns"] else "none left"
     return (
         f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters\n"
-        f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({1 / ratios['replaced_ffns']:.1f}x fewer), "
+        f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({fewer}), "
         f"{100 * ratios['all_ffns']:.1f} % of all FFNs, {100 * ratios['whole_model']:.1f} % of the whole model"
     )
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
 from ffncompress.manifest import sha256_of
-from ffncompress.words import in_short
+from ffncompress.words import in_short, parse_json
 
 EMBEDDED = "demo"
 DEFAULT_CONTEXT = 512
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 # besides the weights, what decides how a model reads and what it answers
 _IDENTITY = (
@@ -144,6 +145,8 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    if "gguf_file" not in options:
+        _check_depth(Path(directory), name)
     with quiet_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True, **options)
     model, info = loaded
@@ -159,6 +162,27 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Any:
         if not value.is_meta and not value.isfinite().all():
             raise NumericsError(f"{name}: {key} is NaN or infinite in places; check the model's weights")
     return model
+
+
+def _check_depth(directory: Path, name: str) -> None:
+    """A layer has a tensor at least; transformers would first build all that a config names, for hours if it says so.
+
+    Raises:
+        ModelError: there are more layers than tensors.
+    """
+    from safetensors import safe_open
+
+    config = parse_json((directory / "config.json").read_text(encoding="utf-8"))
+    depths = [value for key in _DEPTHS if type(value := config.get(key)) in (int, float)]
+    tensors = 0
+    for file in directory.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as content:
+            tensors += len(content.keys())
+    if max(depths, default=0) > tensors:
+        raise ModelError(
+            f"{name}: its config.json speaks of {max(depths):g} layers, its weights are {tensors} tensors; "
+            "get the model again, whole"
+        )
 
 
 def load_config(source: ModelSource) -> Any:

@@ -6,18 +6,20 @@ of; nothing here is a number without them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ffncompress.errors import ArtifactError
 from ffncompress.plans import Scores, TextRef
 from ffncompress.settings import ProfileSettings
+from ffncompress.words import parse_json
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "profile.json"
+T = TypeVar("T")
+Some = Annotated[list[T], Field(min_length=1)]
 Regime = Literal["broadly linear", "outlier-dominated", "nonlinear"]
 
 
@@ -98,7 +100,7 @@ class Profile(_Record):
     fit_text: TextRef
     held_out_text: TextRef
     base_perplexity: float
-    blocks: list[BlockProfile]
+    blocks: Some[BlockProfile]
     probe: ProbeSummary | None = None
 
     @property
@@ -138,8 +140,8 @@ class Trained(_Record):
 
     optimiser: str
     rate: float
-    steps: list[int]
-    r2: list[float]
+    steps: Some[int]
+    r2: Some[float]
 
 
 class Pitfall(_Record):
@@ -155,7 +157,7 @@ class Pitfall(_Record):
     held_out_rows: int
     context: int
     seed: int
-    trained: list[Trained]
+    trained: Some[Trained]
 
 
 class CrossFed(_Record):
@@ -221,7 +223,7 @@ class Study(_Record):
         """
         file = Path(directory) / STUDY_FILE
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
             if content.get("schema_version") != SCHEMA_VERSION:
                 raise ArtifactError(f"{file}: of another version; make it again: ffncompress profile MODEL")
             return cls.model_validate(content)
