@@ -15,6 +15,7 @@ from ffncompress.texts import public_name
 from ffncompress.words import in_short
 
 LONGEST = 100_000  # characters
+DEEPEST = 20  # collections within each other
 
 
 class Recipe(BaseModel):
@@ -46,10 +47,7 @@ class Recipe(BaseModel):
         if len(text) > LONGEST:
             raise RecipeError(f"{file}: longer than {LONGEST:,} characters, which no recipe is; give another")
         try:
-            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-                raise RecipeError(
-                    f"{file}: it uses YAML aliases (*name), which a recipe has no need of; write them out"
-                )
+            _check_events(text, file)
             tree = yaml.compose(text, Loader=yaml.SafeLoader)
             content = yaml.safe_load(text)
         except (RecursionError, ValueError) as error:  # a date that is none, brackets a thousand deep
@@ -74,6 +72,21 @@ class Recipe(BaseModel):
         for place in sorted(named, key=len, reverse=True):
             text = text.replace(place, named[place])
         return text
+
+
+def _check_events(text: str, file: str | Path) -> None:
+    """Before a tree is built: what would make it endless, or take the parser minutes.
+
+    Raises:
+        RecipeError: there are aliases in it, or brackets within brackets.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise RecipeError(f"{file}: it uses YAML aliases (*name), which a recipe has no need of; write them out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise RecipeError(f"{file}: not a recipe (nested more than {DEEPEST} deep); mend it")
 
 
 def _explain(error: ValidationError, tree: Any) -> str:

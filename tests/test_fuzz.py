@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from watching import Watch, Wrong, exemplary
 
 from ffncompress import api, load
 from ffncompress.cli import run
-from ffncompress.errors import ArtifactError, ModelError, PlanError, TextError
+from ffncompress.errors import ArtifactError, ModelError, PlanError, RecipeError, TextError
 from ffncompress.manifest import Manifest
 from ffncompress.origin import read_gate
 from ffncompress.plans import MOMENTS_FILE, Plan
@@ -212,6 +213,16 @@ def test_names_that_no_disk_takes(tmp_path: Path) -> None:
     assert recipe.public_text(text) == text
     assert is_public(f"hub:{'n' * 400}:a:b:c")
     assert run(["plan", "demo", "-o", str(tmp_path / "p"), "--tokens", "512", "--blocks", "9" * 5000]) == 2
+
+
+def test_brackets_within_brackets_are_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    for text in ("model: " + "[" * 90_000, "[\n" * 40_000, "{a: " * 20_000):
+        file.write_text(text)
+        started = time.process_time()
+        with pytest.raises(RecipeError, match="nested"):
+            Recipe.read(file)
+        assert time.process_time() - started < 5
 
 
 def without_one(tensors: dict) -> None:
