@@ -18,7 +18,8 @@ from pathlib import Path
 
 SHARES = {  # of 1000; what needs no model run is cheap
     "configs": 5, "weights": 3, "moments": 2, "replacements": 5, "plans": 10, "sized-plans": 20, "gates": 20,
-    "origins": 15, "carried-plans": 10, "tokenizers": 10, "studies": 200, "manifests": 120, "recipes": 280, "texts": 300,
+    "origins": 15, "carried-plans": 10, "tokenizers": 10, "studies": 200, "manifests": 120, "recipes": 280,
+    "texts": 300,
 }  # fmt: skip
 LONGEST = 60  # seconds of one input
 

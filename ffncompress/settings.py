@@ -94,7 +94,7 @@ def parse_blocks(text: str, count: int) -> list[int]:
     """`0,3,7-9` as sorted indices below `count`."""
     indices: set[int] = set()
     for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
         if not match:
             raise BudgetError(f"{text!r} is not a list of blocks; write indices and ranges such as 0,3,7-9")
         first, last = int(match[1]), int(match[2] or match[1])

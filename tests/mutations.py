@@ -28,7 +28,7 @@ TAGS = (
     "&a [*a]", "*a", "!unknown x", "'\\ud800'", '"\\ud800"', '"\\0"', "1" * 5000, "1e400",
 )  # fmt: skip
 CODE = {
-    "auto_map": {name: "canary.Canary" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")},
+    "auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), "canary.Canary"),
     "trust_remote_code": True, "custom_pipelines": {"x": {"impl": "canary.Canary"}}, "__class__": "os.system",
     "quantization_config": {"quant_method": "ffncompress"}, "_name_or_path": "../..", "base_model_name_or_path": "demo",
 }  # fmt: skip
@@ -224,6 +224,15 @@ def _names(header: dict[str, Any]) -> list[str]:
     return [name for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry] or [""]
 
 
+def _span(entry: dict[str, Any], data: bytes) -> tuple[int, int]:
+    """Where a tensor's bytes are; nowhere, if its entry is damaged already."""
+    try:
+        begin, end = entry["data_offsets"]
+        return (begin, end) if 0 <= begin <= end <= len(data) else (0, 0)
+    except (KeyError, TypeError, ValueError):
+        return 0, 0
+
+
 def _retyped_tensor(header: dict[str, Any], data: bytes, chance: Random) -> bytes:
     entry = header.get(chance.choice(_names(header)), {})
     entry["dtype"] = chance.choice(
@@ -261,10 +270,11 @@ def _removed_tensor(header: dict[str, Any], data: bytes, chance: Random) -> byte
     name = chance.choice(_names(header))
     if name not in header:
         return data
-    begin, end = header.pop(name)["data_offsets"]
+    begin, end = _span(header.pop(name), data)
     for entry in header.values():
-        if "data_offsets" in entry and entry["data_offsets"][0] >= end:
-            entry["data_offsets"] = [at - (end - begin) for at in entry["data_offsets"]]
+        first, last = _span(entry, data)
+        if last > first >= end:
+            entry["data_offsets"] = [first - (end - begin), last - (end - begin)]
     return data[:begin] + data[end:]
 
 
@@ -278,7 +288,7 @@ def _added_tensor(header: dict[str, Any], data: bytes, chance: Random) -> bytes:
 def _other_numbers(header: dict[str, Any], data: bytes, chance: Random) -> bytes:
     """A tensor's bytes all alike: zeros, ones, NaN, huge."""
     entry = header.get(chance.choice(_names(header)), {})
-    begin, end = entry.get("data_offsets", (0, 0))
+    begin, end = _span(entry, data)
     value = struct.pack("<f", chance.choice((0.0, 1.0, float("nan"), float("inf"), -3e38, 1e-40)))
     return data[:begin] + (value * ((end - begin) // 4 + 1))[: end - begin] + data[end:]
 

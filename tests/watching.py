@@ -32,7 +32,6 @@ class Watch:
 
     def __init__(self, root: Path) -> None:
         self.root, self.spy = root.resolve(), root.resolve() / "canary-ran"
-        self._cache = os.environ.get("FFNCOMPRESS_CACHE", "")
         self._seen: list[str] = []
         self._before: set[tuple[str, int, int]] = set()
         if not any(hook is _audit for hook in _hooks):
@@ -101,7 +100,7 @@ class Watch:
         if isinstance(path, int):
             return
         place = os.path.abspath(os.fsdecode(path))
-        free = (str(self.root), self._cache or str(self.root), "/dev/null", "/dev/shm/")
+        free = (str(self.root), os.environ["FFNCOMPRESS_CACHE"], "/dev/null")
         if not place.startswith(free) and "__pycache__" not in place:
             self._seen.append(f"{event} {place}")
 
