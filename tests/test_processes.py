@@ -132,7 +132,7 @@ def test_processes_fall_together(who: str, how: str, tmp_path: Path) -> None:
     script, note, output = tmp_path / "hurt.py", tmp_path / "note", tmp_path / "plan"
     script.write_text(HURT)
     done = launch(2, script, who, how, note, "plan", "demo", "--tokens", "2048", "--blocks", "1", "-o", output)
-    assert time.time() - float(note.read_text()) < 20
+    assert time.time() - float(note.read_text()) < 45  # seconds, on a busy machine
     said = [line for line in done.stderr.splitlines() if line.startswith("ffncompress")]
     assert len(said) == 1, done.stderr
     if how == "killed":
