@@ -83,22 +83,22 @@ class Fingerprint:
 
 def public_name(source: str) -> str:
     """What a source is called in files that leave this machine: never a path."""
-    if is_public(source):
-        return source
-    if source.startswith("hub:"):
-        folder, colon, rest = source.removeprefix("hub:").partition(":")
-        return f"hub:{Path(folder).name}{colon}{rest}"
-    return Path(source).name
+    return _placed(source, lambda path: path.name)
 
 
 def lasting_name(source: str) -> str:
     """What a source is called from any folder of this machine."""
+    return _placed(source, lambda path: str(path.absolute()))
+
+
+def _placed(source: str, rename: Callable[[Path], str]) -> str:
+    """A source whose file or folder, where it has one, is called otherwise."""
     if is_public(source):
         return source
     if source.startswith("hub:"):
         folder, colon, rest = source.removeprefix("hub:").partition(":")
-        return f"hub:{Path(folder).absolute()}{colon}{rest}"
-    return str(Path(source).absolute())
+        return f"hub:{rename(Path(folder))}{colon}{rest}"
+    return rename(Path(source))
 
 
 def is_public(source: str) -> bool:
