@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncompress.calibration import first_tensor, hooked, row_taps
 from ffncompress.models import Block, count_parameters, find_blocks, install_, oriented
-from ffncompress.modules import Shape, build, set_projection_
+from ffncompress.passes.activations import first_tensor, hooked, row_hooks
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.building import set_projection_
+from ffncompress.replacement.modules import build
 
 
 @dataclass
@@ -50,7 +52,7 @@ def gather(model: Any, windows: Tensor, batch: int = 2, grams: bool = True) -> S
     )
     streams: list[Tensor] = []
 
-    def taps(block: Block) -> list[tuple[str, Any]]:
+    def hooks(block: Block) -> list[tuple[str, Any]]:
         def feed(rows: Any) -> None:
             i = block.index
             if grams:
@@ -59,13 +61,13 @@ def gather(model: Any, windows: Tensor, batch: int = 2, grams: bool = True) -> S
                 found.h[i] += rows.h.double().sum(0)
             streams.append(nn.functional.normalize(rows.stream, dim=1))
 
-        return row_taps(block, feed)
+        return row_hooks(block, feed)
 
     embedded: list[Tensor] = []
     handle = model.get_submodule(blocks[0].layer_path).register_forward_pre_hook(
         lambda _m, args, kwargs: embedded.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
     )
-    with hooked(model, [tap for block in blocks for tap in taps(block)]):
+    with hooked(model, [hook for block in blocks for hook in hooks(block)]):
         for ids in windows.split(batch):
             model.base_model(input_ids=ids, use_cache=False)
             found.rows += ids.numel()
@@ -207,9 +209,9 @@ def replaceme(model: Any, found: Statistics, size: int, windows: Tensor) -> Any:
     d = blocks[at].d_out
     yy, yt = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
     seen: list[Any] = []
-    taps = row_taps(blocks[at], seen.append)
-    taps.append((blocks[at + count].layer_path, lambda _m, _a, out: seen.append(first_tensor(out).flatten(0, -2))))
-    with hooked(model, taps):
+    hooks = row_hooks(blocks[at], seen.append)
+    hooks.append((blocks[at + count].layer_path, lambda _m, _a, out: seen.append(first_tensor(out).flatten(0, -2))))
+    with hooked(model, hooks):
         for ids in windows.split(2):
             model.base_model(input_ids=ids, use_cache=False)
             rows, after = seen

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtrit
 
-from ffncompress.promise import CHANCE, Promise, Rise, promise_of
+from ffncompress.records.tolerance import CHANCE, Rise, Tolerance, tolerance_of
 
 LEARNED_ON = ("python-docs", "web", "wiki.train")  # with the embedded model; the rest checks
 CONTEXT = 256  # of both models
@@ -60,10 +60,10 @@ def three_sigma(entry: Entry) -> float:
     return math.log1p(round(max(rise, 0.001), 3))
 
 
-def shipped(entry: Entry) -> Promise:
+def shipped(entry: Entry) -> Tolerance:
     """The package's own promise, from the windows that it takes."""
     found = unread(entry)
-    return promise_of(Rise(float(found.mean()), float(found.std(ddof=1)) / len(found) ** 0.5, len(found)), CONTEXT)
+    return tolerance_of(Rise(float(found.mean()), float(found.std(ddof=1)) / len(found) ** 0.5, len(found)), CONTEXT)
 
 
 def misses(

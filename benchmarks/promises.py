@@ -19,15 +19,21 @@ import torch
 from promise_rules import tables
 from torch import Tensor
 
-from ffncompress import api, texts
+from ffncompress import api
+from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.models import context_of, find_model, installed, load_tokenizer
-from ffncompress.patcher import stand_ins
-from ffncompress.planner import settle
-from ffncompress.plans import Plan
+from ffncompress.passes.losses import sequence_losses
+from ffncompress.planning.folder import save_plan
+from ffncompress.planning.measurements import Measurements
+from ffncompress.planning.measuring import measure_model
+from ffncompress.planning.planner import solve
+from ffncompress.records.plan import Plan
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
 from ffncompress.settings import PlanSettings
-from ffncompress.survey import Survey, survey
-from ffncompress.swaps import sequence_losses
-from ffncompress.workers import Workers
+from ffncompress.text.parts import CHOOSE, REPORT, read_parts
+from ffncompress.text.sources import PYTHON_DOCS, Text
+from ffncompress.text.windows import joined_windows
 
 SIZES = {"demo": ("-5%", "-15%", "-25%", "-40%"), "stories15m": ("-1%", "-2%", "-5%", "-15%")}
 TOKENS = (4096, 8192, 4096)  # by seed
@@ -42,7 +48,7 @@ PARTS = {
 def lay_out_texts(data: Path, folder: Path) -> dict[str, str]:
     """Name and source of every text: python-docs, and the files in as many pieces as PARTS says."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = {texts.PYTHON_DOCS: texts.PYTHON_DOCS}
+    sources = {PYTHON_DOCS: PYTHON_DOCS}
     for name, count in PARTS.items():
         whole = (data / name).read_text(encoding="utf-8")
         for i in range(count):
@@ -52,14 +58,14 @@ def lay_out_texts(data: Path, folder: Path) -> dict[str, str]:
     return sources
 
 
-def spread(text: texts.Text, tokenizer: object, length: int, count: int) -> Tensor:
+def spread(text: Text, tokenizer: object, length: int, count: int) -> Tensor:
     """Windows at even distances over all of a text."""
     joined = text.joined
     found = []
     for i in range(count):
         at = joined.find("\n", len(joined) * i // count) + 1
-        near = texts.Text(text.source, text.part, (joined[at : at + 16 * length],))
-        found.append(texts.windows(near, tokenizer, length=length, count=1, seed=None))
+        near = Text(text.source, text.part, (joined[at : at + 16 * length],))
+        found.append(joined_windows(near, tokenizer, length=length, count=1, seed=None))
     return torch.cat(found)
 
 
@@ -78,16 +84,18 @@ class Bench:
 
     def __init__(self, model: str, source: str, seed: int) -> None:
         self.settings = {"data": [source], "tokens": TOKENS[seed % len(TOKENS)], "seed": seed}
-        self.found: Survey = survey(find_model(model), PlanSettings(**self.settings, budget="-5%"), Workers("cpu"))
+        self.found: Measurements = measure_model(
+            find_model(model), PlanSettings(**self.settings, budget="-5%"), Run(Workers("cpu"))
+        )
         tokenizer = load_tokenizer(self.found.source)
         context = context_of(self.found.model, None)
-        parts = texts.read_parts(source)
-        choose, report = parts[texts.CHOOSE], parts[texts.REPORT]
+        parts = read_parts(source)
+        choose, report = parts[CHOOSE], parts[REPORT]
         corpus = self.found.corpus
         self.windows = {
-            "near": texts.windows(choose, tokenizer, length=context, count=NEAR, seed=seed),
+            "near": joined_windows(choose, tokenizer, length=context, count=NEAR, seed=seed),
             "spread": spread(choose, tokenizer, context, SPREAD),
-            "report": texts.windows(report, tokenizer, length=context, count=GATE_TOKENS // context, seed=None),
+            "report": joined_windows(report, tokenizer, length=context, count=GATE_TOKENS // context, seed=None),
         }
         self.read = {
             name: [
@@ -98,18 +106,18 @@ class Bench:
         self.base = {name: self.losses(windows) for name, windows in self.windows.items()}
 
     def losses(self, windows: Tensor) -> Tensor:
-        return sequence_losses(self.found.model, windows, self.found.workers)
+        return sequence_losses(self.found.model, windows, self.found.run)
 
     def measure(self, size: str) -> tuple[dict, Plan, dict[str, Tensor]]:
         """A plan of a size, and the rises that it shows everywhere."""
-        plan, tensors = settle(self.found, PlanSettings(**self.settings, budget=size))
+        plan, tensors = solve(self.found, PlanSettings(**self.settings, budget=size))
         check = plan.final_check
-        at = stand_ins(self.found.model, plan, tensors)
+        at = replacement_modules(self.found.model, plan, tensors)
         with installed(self.found.model, at):
             rises = {name: self.losses(windows) - self.base[name] for name, windows in self.windows.items()}
         return {
             "tokens": self.settings["tokens"], "base": check.base_perplexity, "delta": check.delta,
-            "error": check.delta_error, "promise": plan.promise.value, "verify": len(self.found.corpus.verify),
+            "error": check.delta_error, "promise": plan.tolerance.limit.value, "verify": len(self.found.corpus.verify),
             "read": self.read, "base_losses": {name: _short(losses) for name, losses in self.base.items()},
             "rises": {name: _short(each) for name, each in rises.items()},
         }, plan, tensors  # fmt: skip
@@ -122,7 +130,7 @@ def _short(values: Tensor) -> list[float]:
 def gate(plan: Plan, tensors: dict[str, Tensor]) -> float:
     """What `ffncompress eval` says: the relative rise of perplexity."""
     with tempfile.TemporaryDirectory() as scratch:
-        plan.save(f"{scratch}/plan", tensors)
+        save_plan(plan, f"{scratch}/plan", tensors)
         api.compress(f"{scratch}/plan", f"{scratch}/slim")
         return api.evaluate(f"{scratch}/slim", tokens=GATE_TOKENS, repeats=1).main.relative
 

@@ -36,7 +36,7 @@ def _is_loaded(name: str) -> bool:
 
 def _register() -> None:
     try:
-        from ffncompress import plugin
+        from ffncompress.checkpoint import plugin
 
         plugin.register()
     except Exception:  # a transformers too old or too new for us must still work for others

@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from ffncompress import __version__
+from ffncompress.checkpoint.origin import CARD_FILE, GATE_FILE, META
 from ffncompress.errors import ArtifactError
-from ffncompress.manifest import Kind, Manifest
-from ffncompress.origin import CARD_FILE, GATE_FILE, META
-from ffncompress.staging import write_file
-from ffncompress.working import check_working, open_working, remove_working
+from ffncompress.storage.files import write_file
+from ffncompress.storage.manifest import ArtifactKind, Manifest
+from ffncompress.storage.working import check_working, open_working, remove_working
 
 AMENDED = (CARD_FILE, f"{META}/{GATE_FILE}")  # files of a checkpoint that later verbs rewrite
 
 
-class Ledger:
+class Journal:
     """FOLDER/run.json: which recipe is run, and what its outputs hold."""
 
     def __init__(self, folder: Path, recipe: str) -> None:
@@ -31,7 +31,7 @@ class Ledger:
             if content["recipe"] == self._recipe:
                 self._placed = {str(kind): str(digest) for kind, digest in dict(content["placed"]).items()}
 
-    def placing(self, kind: Kind) -> Callable[[Manifest], None]:
+    def placing(self, kind: ArtifactKind) -> Callable[[Manifest], None]:
         """Notes an output just before it is put in place: after a kill, it is there and known, or it is not there."""
 
         def note(manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ class Ledger:
 
         return note
 
-    def has(self, kind: Kind, directory: Path) -> bool:
+    def has(self, kind: ArtifactKind, directory: Path) -> bool:
         """Whether a folder is this run's own output, and still whole."""
         with suppress(ArtifactError, OSError):
             manifest = Manifest.read(directory)

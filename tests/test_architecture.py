@@ -15,7 +15,7 @@ ORDER = [
     "forecast", "modules", "figures", "promise", "plans", "corpus", "patcher", "scoring", "refit", "allocation",
     "selection", "latency", "survey", "planner", "replan", "plugin",
     "_autoload", "report", "heal", "origin", "card", "artifact", "profiling",
-    "lm", "gate", "hub", "recipe", "ledger", "api", "cli", "__main__",
+    "lm", "gate", "hub", "recipe", "journal", "api", "cli", "__main__",
 ]  # fmt: skip
 
 

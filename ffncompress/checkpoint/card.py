@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffncompress.origin import CARD_FILE, Origin
-from ffncompress.staging import write_file
-from ffncompress.words import in_command, in_markdown, plain
+from ffncompress.checkpoint.origin import CARD_FILE
+from ffncompress.records.origin import Origin
+from ffncompress.sanitize import in_command, in_markdown, plain
+from ffncompress.storage.files import write_file
 
 if TYPE_CHECKING:
-    from ffncompress.manifest import Manifest
-    from ffncompress.plans import Plan
-    from ffncompress.report import GateResult, TextResult
+    from ffncompress.records.gate import GateResult, TextResult
+    from ffncompress.records.plan import Plan
+    from ffncompress.storage.manifest import Manifest
 
 
 def write_card(
@@ -108,8 +109,8 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         "## Blocks",
         _block_table(plan),
         "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
-        "Swap is the perplexity that its best stand-in at the budget's factor (8x where none is named) adds alone, on "
-        "text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
+        "Swap is the perplexity that its best replacement at the budget's factor (8x where none is named) adds alone, "
+        "on text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
         *_healing(origin),
         "## How to reproduce",
         f"```\n{reproduce_command(plan)}\n{_apply_command(origin)}\nffncompress eval OUT\n```",
@@ -127,7 +128,7 @@ def _healing(origin: Origin) -> list[str]:
     if not healing or not healing.kept:
         return []
     return [
-        f"After the closed-form replacement, the stand-ins were distilled for {healing.minutes:g} minutes "
+        f"After the closed-form replacement, the replacements were distilled for {healing.minutes:g} minutes "
         f"({healing.steps:,} steps): perplexity {healing.closed_form:.2f} to {healing.healed:.2f} "
         f"on the choose text (original {healing.original:.2f})."
     ]

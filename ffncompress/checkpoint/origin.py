@@ -6,41 +6,22 @@ All of it may come from a stranger: it is read as data of a known form, and beli
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from ffncompress.errors import ArtifactError
-from ffncompress.heal import Healing
-from ffncompress.manifest import MANIFEST_FILE, Manifest
-from ffncompress.plans import PLAN_FILE, Count, Plan, Positive, Proof, TextRef
-from ffncompress.report import GateResult
-from ffncompress.words import parse_json
+from ffncompress.records.gate import GateResult
+from ffncompress.records.origin import Origin
+from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.sanitize import parse_json
+from ffncompress.schema import Record, first_fault
+from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 
 META = "ffncompress"
 ORIGIN_FILE, RECIPE_FILE, GATE_FILE, CARD_FILE = "origin.json", "recipe.yaml", "gate.json", "README.md"
 BEFORE_MANIFESTS = ("0.1.", "0.2.", "0.3.")  # releases whose checkpoints have none
-Record = TypeVar("Record", bound=BaseModel)
-
-
-class Origin(BaseModel):
-    """What `apply` recorded of a checkpoint that it emitted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-
-    ffncompress_version: str
-    base_model: str
-    base_revision: str | None
-    base_fingerprint: str
-    base_licence: str | None
-    base_is_hub: bool
-    base_bytes: Count
-    parameters_before: Positive
-    parameters_after: Positive
-    fit_text: list[TextRef]
-    choose_text: list[TextRef]
-    healing: Healing | None = None
-    proof: Proof | None = None
+R = TypeVar("R", bound=Record)
 
 
 def read_origin(directory: str | Path) -> Origin:
@@ -70,7 +51,7 @@ def read_plan(directory: str | Path) -> Plan:
     return Plan.load(Path(directory) / META)
 
 
-def is_artifact(directory: str | Path) -> bool:
+def is_checkpoint(directory: str | Path) -> bool:
     return (Path(directory) / META / ORIGIN_FILE).is_file()
 
 
@@ -99,16 +80,15 @@ def verify_files(directory: str | Path) -> Manifest | None:
     return manifest
 
 
-def _read(directory: str | Path, name: str, kind: type[Record], otherwise: str) -> Record:
+def _read(directory: str | Path, name: str, kind: type[R], otherwise: str) -> R:
     file = Path(directory) / META / name
     if not file.is_file():
         raise ArtifactError(f"{directory}: there is no {META}/{name} in it: {otherwise}")
     try:
-        content: Any = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "its top"
-        raise ArtifactError(f"{file}: corrupted at {where} ({first['msg']}); make the folder again") from error
+        where, what = first_fault(error)
+        raise ArtifactError(f"{file}: corrupted at {where} ({what}); make the folder again") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{file}: corrupted, not JSON; make the folder again") from error

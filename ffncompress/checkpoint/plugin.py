@@ -1,10 +1,10 @@
-"""The transformers plugin: `from_pretrained` of an emitted folder rebuilds its stand-ins before the weights are read.
+"""The transformers plugin: `from_pretrained` of a checkpoint rebuilds its replacements before the weights are read.
 
 transformers has one hook that runs while a model is still an empty skeleton: a quantizer. Ours is named in the
-folder's config.json, and swaps the listed FFNs for stand-ins of the listed shapes. transformers does not check shapes
-when a quantizer is set, and fills what is missing with random numbers: so the loading is watched, and ends in an error
-unless every tensor was there in its shape. Then the flags come off again: the model is an ordinary one, that can be
-cast, trained, or saved.
+folder's config.json, and puts replacements of the listed shapes where the listed FFNs were. transformers does not check
+shapes when a quantizer is set, and fills what is missing with random numbers: so the loading is watched, and ends in an
+error unless every tensor was there in its shape. Then the flags come off again: the model is an ordinary one, that can
+be cast, trained, or saved.
 
 Where this package is missing, no quantizer of this name is known, and transformers would go on without one. So the
 config names an activation that nobody has, whose name says what is missing: the stock FFN cannot be built, whatever
@@ -24,7 +24,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ffncompress.errors import ArtifactError
 from ffncompress.models import Layout, set_module
-from ffncompress.modules import Shape, empty
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.modules import empty
 
 METHOD = "ffncompress"
 FORMAT_VERSION = 3
@@ -39,7 +40,7 @@ _EMIT_AGAIN = "the checkpoint is corrupted; emit it again with ffncompress apply
 
 
 class FfncompressConfig(QuantizationConfigMixin):
-    """The stand-ins of a checkpoint: path -> kind, rank, widths, and the names of the projections."""
+    """The replacements of a checkpoint: path -> kind, rank, widths, and the names of the projections."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class FfncompressConfig(QuantizationConfigMixin):
 
 
 class FfncompressQuantizer(HfQuantizer):
-    """Rebuilds the stand-ins; no number is ever quantised."""
+    """Rebuilds the replacements; no number is ever quantised."""
 
     requires_calibration = True
     quantization_config: FfncompressConfig
@@ -119,13 +120,13 @@ def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, 
 
 
 def check_blocks(blocks: Any) -> None:
-    """The stand-ins as somebody's config.json lists them: data of the right form, or an error.
+    """The replacements as somebody's config.json lists them: data of the right form, or an error.
 
     Raises:
         ArtifactError: they are not.
     """
     if not isinstance(blocks, dict):
-        raise ArtifactError(f"config.json: its list of stand-ins is not one; {_EMIT_AGAIN}")
+        raise ArtifactError(f"config.json: its list of replacements is not one; {_EMIT_AGAIN}")
     for path, spec in blocks.items():
         try:
             names = [*spec["inner"], spec["out"], *spec["tensors"]]
@@ -135,11 +136,11 @@ def check_blocks(blocks: Any) -> None:
         except (KeyError, TypeError, AttributeError):
             sound = False
         if not sound:
-            raise ArtifactError(f"config.json: its entry for {path!r} is not that of a stand-in; {_EMIT_AGAIN}")
+            raise ArtifactError(f"config.json: its entry for {path!r} is not that of a replacement; {_EMIT_AGAIN}")
 
 
 def _rebuilt(model: Any, path: str, spec: dict[str, Any]) -> torch.nn.Module:
-    """The empty stand-in that a config's entry describes, of just the tensors that it lists."""
+    """The empty replacement that a config's entry describes, of just the tensors that it lists."""
     try:
         layout = Layout(tuple(spec["inner"]), spec["out"])
         module = empty(Shape(spec["kind"], spec["width"], spec["rank"]), layout, model.get_submodule(path))
@@ -152,7 +153,7 @@ def _rebuilt(model: Any, path: str, spec: dict[str, Any]) -> torch.nn.Module:
 
 
 def _check_dtypes(files: Any, blocks: dict[str, dict[str, Any]]) -> None:
-    """Each stand-in is stored in floating point, all of it in one precision: a cast on loading would hide the rest."""
+    """Each replacement is stored in floating point, in one precision: a cast on loading would hide the rest."""
     from safetensors import safe_open
 
     stored: dict[str, str] = {}

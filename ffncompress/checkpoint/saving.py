@@ -16,38 +16,41 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ffncompress import __version__
-from ffncompress.card import write_card
-from ffncompress.corpus import gather_text, known_texts
-from ffncompress.errors import ArtifactError, FfncompressError, PlanError, TextError
-from ffncompress.heal import Healing, heal_
-from ffncompress.manifest import Manifest
+from ffncompress.checkpoint.card import write_card
+from ffncompress.checkpoint.loading import load
+from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE
+from ffncompress.checkpoint.patcher import replacement_modules
+from ffncompress.checkpoint.plugin import FfncompressConfig, guard_, spec_of
+from ffncompress.errors import ArtifactError, PlanError, TextError
+from ffncompress.external import Model, Tokenizer
 from ffncompress.models import (
     ModelSource,
     context_of,
     count_parameters,
     find_blocks,
-    find_model,
     install_,
     load_model,
     load_tokenizer,
-    load_whole,
     quiet_bars,
 )
-from ffncompress.notebook import note_place
-from ffncompress.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE, Origin, read_origin, verify_files
-from ffncompress.outputs import staged_directory
-from ffncompress.patcher import base_source, proof_of, prove, shape_of, stand_ins
-from ffncompress.places import check_place
-from ffncompress.plans import FIGURE_FILE, PLAN_FILE, Plan
-from ffncompress.plugin import FfncompressConfig, guard_, register, spec_of
+from ffncompress.models.base import find_base
+from ffncompress.passes.heal import heal_
+from ffncompress.passes.proof import proof_of, prove
+from ffncompress.records.origin import Healing, Origin
+from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.records.plan_files import FIGURE_FILE, load_tensors
+from ffncompress.runtime.progress import Progress, silent, step
 from ffncompress.settings import ApplySettings
-from ffncompress.words import in_short
-from ffncompress.workers import Track, silent, stage
+from ffncompress.storage.manifest import Manifest
+from ffncompress.storage.outputs import staged_directory
+from ffncompress.storage.places import check_place
+from ffncompress.storage.registry import record_place
+from ffncompress.text.corpus import gather_text, recorded_source
+from ffncompress.text.sources import default_text
 
 
 def save_compressed(
@@ -59,7 +62,7 @@ def save_compressed(
     recipe: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     placing: Callable[[Manifest], None] = lambda _: None,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
@@ -73,95 +76,67 @@ def save_compressed(
     """
     settings = settings or ApplySettings()
     plan = Plan.load(plan_directory)
-    tensors = plan.load_tensors(plan_directory)
+    tensors = load_tensors(plan, plan_directory)
     if not plan.replaced and not settings.allow_empty:
         raise PlanError(
             f"{plan_directory}: the plan replaces nothing ({plan.summary}); "
             "plan again with another limit, or pass --allow-empty for a plain copy"
         )
-    source = base_source(plan, model_name, trust_remote_code=trust_remote_code)
+    source = find_base(plan.base, model_name, trust_remote_code=trust_remote_code)
     inputs = [plan_directory, source.directory]
     check_place(output, inputs)
-    with stage(track, f"loading {source.name}"):
+    with step(progress, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
     layouts = {block.path: block.layout for block in find_blocks(model)}
-    install_(model, stand_ins(model, plan, tensors))
+    install_(model, replacement_modules(model, plan, tensors))
     prove(model, plan.proof)
-    healing = _heal_(model, plan, source, tokenizer, settings, track) if settings.heal and plan.replaced else None
+    healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
     if plan.replaced:
         ours = FfncompressConfig(
-            {b.path: spec_of(shape_of(b), layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
+            {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )
         guard_(model.config, ours)
         model.config.quantization_config = ours
     with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
-        with stage(track, f"writing {output}"), quiet_bars():
+        with step(progress, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
         tokenizer.save_pretrained(folder)
         _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)
-        with stage(track, "reloading and comparing"):
+        with step(progress, "reloading and comparing"):
             _prove_parity(model, folder)
     return Path(output)
 
 
 def _heal_(
-    model: Any, plan: Plan, source: ModelSource, tokenizer: Any, settings: ApplySettings, track: Track
+    model: Model, plan: Plan, source: ModelSource, tokenizer: Tokenizer, settings: ApplySettings, progress: Progress
 ) -> Healing:
-    """Distil the stand-ins on the plan's own fit text, in float32; returns what that did."""
+    """Distil the replacements on the plan's own fit text, in float32; returns what that did."""
     dtype = model.dtype
-    with stage(track, "reading text"):
-        wanted = plan.settings.model_copy(update=known_texts(plan, settings.data))
-        context = context_of(model, wanted.context)
-        corpus = gather_text(source, wanted, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
+    with step(progress, "reading text"):
+        wanted = plan.settings.model_copy(update=_known_texts(plan, settings.data))
+        context, default = context_of(model, wanted.context), default_text(source.is_hub)
+        corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")
     original = load_model(source, dtype="float32")
     model.float()
     modules = [model.get_submodule(block.path) for block in plan.replaced]
     assert settings.heal is not None
-    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, track)
+    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, progress)
     model.to(dtype)
     return done
 
 
-def load(directory: str | Path, **options: Any) -> Any:
-    """Load an emitted checkpoint; the same as `AutoModelForCausalLM.from_pretrained`, with a clear error.
+def _known_texts(plan: Plan, given: list[str]) -> dict[str, list[str]]:
+    """The settings that read a plan's texts again: those given now, or those it names, where this machine has them.
 
     Raises:
-        ArtifactError: it is not there, or its weights are not what its config says.
+        TextError: it has not seen them.
     """
-    register()
-    if not (Path(directory) / "config.json").is_file():
-        raise ArtifactError(
-            f"{directory}: no slimmed checkpoint is there; make one with: ffncompress apply PLAN -o OUT"
-        )
-    options = {"trust_remote_code": False, "use_safetensors": True} | options
-    try:
-        return load_whole(directory, str(directory), **options).eval()
-    except FfncompressError:
-        raise
-    except Exception as error:  # transformers, tokenizers and safetensors each have a dozen kinds
-        raise ArtifactError(
-            f"{directory}: not loadable ({in_short(error)}); emit it again with ffncompress apply"
-        ) from error
-
-
-def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
-    """Prove a checkpoint whole: every file by its checksum, every tensor by loading it, and the answers it gives.
-
-    Raises:
-        ArtifactError: it is not as it was written; says what differs.
-    """
-    origin = read_origin(directory)
-    if verify_files(directory) is None:
-        raise ArtifactError(
-            f"{directory}: made by ffncompress {origin.ffncompress_version}, which recorded no checksums; "
-            "emit it again with ffncompress apply"
-        )
-    model = load(directory, dtype="auto", trust_remote_code=trust_remote_code)
-    prove(model, origin.proof)
-    load_tokenizer(find_model(str(directory), trust_remote_code=trust_remote_code))
-    return origin
+    if given:
+        return {"data": given, "choose_data": []}
+    refs = {"data": plan.fit_text, "choose_data": plan.choose_text if plan.settings.choose_data else []}
+    return {name: [recorded_source(ref) for ref in texts] for name, texts in refs.items()}
 
 
 def _write_meta(
@@ -169,12 +144,12 @@ def _write_meta(
     plan: Plan,
     plan_directory: Path,
     source: ModelSource,
-    model: Any,
+    model: Model,
     recipe: str | None,
     healing: Healing | None,
 ) -> None:
     if not source.is_hub:
-        note_place(plan.base.fingerprint, source.place)
+        record_place(plan.base.fingerprint, source.place)
     plan = plan.public()
     meta = folder / META
     meta.mkdir()
@@ -219,7 +194,7 @@ def _licence(source: ModelSource) -> str | None:
 
 
 @torch.inference_mode()
-def _prove_parity(model: Any, folder: Path) -> None:
+def _prove_parity(model: Model, folder: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
     ids = torch.arange(3, 19)[None] % model.config.vocab_size
     expected = model(input_ids=ids, use_cache=False).logits

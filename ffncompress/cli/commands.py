@@ -13,7 +13,7 @@ import click
 
 from ffncompress import __version__
 from ffncompress.errors import ProcessError
-from ffncompress.launch import alone
+from ffncompress.runtime.launch import alone
 
 INTERRUPTED = 130
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
@@ -73,13 +73,13 @@ _junit = click.option("--junit", metavar="FILE", callback=_can_be_written, help=
 
 
 @contextmanager
-def _goes_on(*outputs: str) -> Iterator[None]:
+def _resumable(*outputs: str) -> Iterator[None]:
     """Interrupted work that can be gone on with says so, and where what is finished lies."""
     try:
         yield
     except (KeyboardInterrupt, ProcessError) as error:
         from ffncompress.cli import console
-        from ffncompress.working import working_folder
+        from ffncompress.storage.working import working_folder
 
         found = [str(folder) for folder in map(working_folder, filter(None, outputs)) if folder.is_dir()]
         if not found:
@@ -135,10 +135,10 @@ def plan(
     from ffncompress.cli import console
 
     output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
-    with _goes_on(output), console.progress() as track:
+    with _resumable(output), console.progress_bars() as progress:
         made = api.plan(
-            model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
-            data=list(data), choose_data=list(choose_data), **settings,
+            model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+            progress=progress, data=list(data), choose_data=list(choose_data), **settings,
         )  # fmt: skip
     console.print_plan(made, to_stderr=json_file == "-")
     next_step = f"   Next: ffncompress apply {output} -o FOLDER" if made.replaced else ""
@@ -183,10 +183,10 @@ def profile(
     from ffncompress import api
     from ffncompress.cli import console
 
-    with _goes_on(output), console.progress() as track:
+    with _resumable(output), console.progress_bars() as progress:
         study = api.profile(
             list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+            progress=progress, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
         )  # fmt: skip
     console.print_study(study, to_stderr=json_file == "-")
     console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
@@ -201,7 +201,9 @@ def profile(
 @click.option(
     "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
 )
-@click.option("--heal", type=float, metavar="MINUTES", help="Then distil the stand-ins for so long.  [default: do not]")
+@click.option(
+    "--heal", type=float, metavar="MINUTES", help="Then distil the replacements for so long.  [default: do not]"
+)
 @click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @_trust
@@ -219,12 +221,12 @@ def apply(
     from ffncompress import api
     from ffncompress.cli import console
 
-    with console.progress() as track:
+    with console.progress_bars() as progress:
         api.compress(
-            plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
-            data=list(data), **settings,
+            plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code,
+            progress=progress, data=list(data), **settings,
         )  # fmt: skip
-    console.print_artifact(output)
+    console.print_checkpoint(output)
     console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
 
 
@@ -256,9 +258,9 @@ def evaluate(
     from ffncompress import api
     from ffncompress.cli import console
 
-    with console.progress() as track:
+    with console.progress_bars() as progress:
         result = api.evaluate(
-            folder, model=model, trust_remote_code=trust_remote_code, track=track, also=list(also), **settings
+            folder, model=model, trust_remote_code=trust_remote_code, progress=progress, also=list(also), **settings
         )
     console.print_gate(result, to_stderr=json_file == "-")
     console.write_json(json_file, result.model_dump_json(indent=1))
@@ -342,9 +344,9 @@ def _run(
 
     to_stderr = json_file == "-"
     target = Recipe.read(recipe)[0].output if output is None else output
-    with _goes_on(target, f"{target}-plan"), console.progress() as track:
+    with _resumable(target, f"{target}-plan"), console.progress_bars() as progress:
         result = api.run(
-            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
+            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
             report=lambda made: console.print_stage(made, to_stderr=to_stderr),
         )  # fmt: skip
     console.write_json(json_file, result.model_dump_json(indent=1))
@@ -358,10 +360,10 @@ def _run(
 @_json
 def show(folder: str, json_file: str | None) -> None:
     """What a plan, a slimmed model or a report is, and why."""
-    from ffncompress import origin
+    from ffncompress.checkpoint import origin
     from ffncompress.cli import console
-    from ffncompress.plans import Plan
     from ffncompress.profiling.records import STUDY_FILE, Study
+    from ffncompress.records.plan import Plan
 
     if (Path(folder) / STUDY_FILE).is_file():
         study = Study.load(folder)
@@ -369,12 +371,12 @@ def show(folder: str, json_file: str | None) -> None:
             console.print_study(study)
         console.write_json(json_file, study.model_dump_json(indent=1))
         return
-    is_artifact = origin.is_artifact(folder)
-    if is_artifact:
+    is_checkpoint = origin.is_checkpoint(folder)
+    if is_checkpoint:
         origin.verify_files(folder)
-    made = origin.read_plan(folder) if is_artifact else Plan.load(folder)
+    made = origin.read_plan(folder) if is_checkpoint else Plan.load(folder)
     if json_file != "-":
         console.print_plan(made, reasons=True)
-        if is_artifact:
-            console.print_artifact(folder)
+        if is_checkpoint:
+            console.print_checkpoint(folder)
     console.write_json(json_file, made.model_dump_json(indent=1))

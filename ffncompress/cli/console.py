@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ffncompress.launch import rank
-from ffncompress.words import plain
-from ffncompress.workers import Track, silent
+from ffncompress.runtime.launch import rank
+from ffncompress.runtime.progress import Progress, silent
+from ffncompress.sanitize import plain
 
 if TYPE_CHECKING:
-    from ffncompress.plans import Option, Plan, Swap
     from ffncompress.profiling.records import Profile, Study
-    from ffncompress.report import GateResult
+    from ffncompress.records.gate import GateResult
+    from ffncompress.records.plan import Option, Plan, Swap
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -59,23 +59,25 @@ def _console(to_stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Track]:
+def progress_bars() -> Iterator[Progress]:
     """A bar on the terminal for each loop; nothing when piped."""
     console = _console(to_stderr=True)
     if not console.is_terminal or console.quiet:
         yield silent
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=console, transient=True) as shown:
 
-        def track(items: Sequence[T], description: str, /) -> Iterable[T]:
-            task = bars.add_task(description, total=len(items))
+        def progress(items: Sequence[T], description: str, /) -> Iterable[T]:
+            task = shown.add_task(description, total=len(items))
             for item in items:
                 yield item
-                bars.advance(task)
-            bars.remove_task(task)
+                shown.advance(task)
+            shown.remove_task(task)
 
-        yield track
+        yield progress
 
 
 @contextmanager
@@ -104,8 +106,8 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 def print_stage(made: Any, *, to_stderr: bool = False) -> None:
     """What a stage of `run` made."""
-    from ffncompress.plans import Plan
-    from ffncompress.report import GateResult
+    from ffncompress.records.gate import GateResult
+    from ffncompress.records.plan import Plan
 
     if isinstance(made, Plan):
         print_plan(made, to_stderr=to_stderr)
@@ -155,9 +157,9 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     if plan.replaced:
         console.print(Text(_kept(plan)))
         if plan.settings.limit is None and plan.final_check is not None:
-            console.print(Text(f"ffncompress eval will hold it to {plan.promise}: {plan.promised.reason}"))
-            if plan.promised.wide:
-                console.print(Text(plan.promised.warning, style="yellow"))
+            console.print(Text(f"ffncompress eval will hold it to {plan.tolerance.limit}: {plan.tolerance.reason}"))
+            if plan.tolerance.wide:
+                console.print(Text(plan.tolerance.warning, style="yellow"))
     if plan.frontier:
         console.print(_frontier_table(plan))
 
@@ -216,7 +218,7 @@ def _profile_table(profile: Profile, *, wide: bool) -> Table:
 
 
 def _frontier_table(plan: Plan) -> Table:
-    """Sizes, and the least perplexity that is expected there before stand-ins are refitted."""
+    """Sizes, and the least perplexity that is expected there before replacements are refitted."""
     table = _table("size", "share", "expected perplexity", "measured before refit", "rise")
     base = plan.frontier[0].expected_perplexity
     for point in plan.frontier:
@@ -244,9 +246,9 @@ def _kept(plan: Plan) -> str:
     )
 
 
-def print_artifact(folder: str | Path) -> None:
+def print_checkpoint(folder: str | Path) -> None:
     """Where a checkpoint came from and how it fared."""
-    from ffncompress.origin import GATE_FILE, META, read_gate, read_origin
+    from ffncompress.checkpoint.origin import GATE_FILE, META, read_gate, read_origin
 
     origin = read_origin(folder)
     revision = f" at {origin.base_revision}" if origin.base_revision else ""
@@ -305,7 +307,7 @@ def _delta(value: float) -> str:
 
 def write_json(file: str | None, content: str) -> None:
     """To a file, or to standard output for `-`; of several processes, the first alone."""
-    from ffncompress.staging import write_file
+    from ffncompress.storage.files import write_file
 
     if rank() > 0:
         return
@@ -321,7 +323,7 @@ def write_json(file: str | None, content: str) -> None:
 
 def write_junit(file: str, result: GateResult) -> None:
     """One test case for the gate, one for each text that is only reported."""
-    from ffncompress.staging import write_file
+    from ffncompress.storage.files import write_file
 
     suite = ElementTree.Element("testsuite", name="ffncompress", tests=str(1 + len(result.also)))
     suite.set("failures", str(0 if result.passed else 1))

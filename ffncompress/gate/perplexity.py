@@ -23,13 +23,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from ffncompress import __version__, texts
+from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
-from ffncompress.notebook import cache_folder
+from ffncompress.external import Model, Tokenizer
+from ffncompress.runtime.progress import Progress
 from ffncompress.settings import EvalSettings
-from ffncompress.staging import write_file
-from ffncompress.windows import SHORTEST
-from ffncompress.workers import Track
+from ffncompress.storage.files import write_file
+from ffncompress.storage.registry import cache_folder
+from ffncompress.text.sources import PYTHON_DOCS, Reading, Text
+from ffncompress.text.windows import SHORTEST, opening_tokens
 
 STOCK_TASK = "wikitext"
 
@@ -54,14 +56,12 @@ class Answer(BaseModel):
         return -torch.tensor(self.piece_log_likelihoods, dtype=torch.float64)[some] / tokens[some], tokens[some]
 
 
-def cut_pieces(
-    text: texts.Text, tokenizer: Any, context: int, tokens: int, reading: texts.Reading = "joined"
-) -> list[str]:
+def cut_pieces(text: Text, tokenizer: Tokenizer, context: int, tokens: int, reading: Reading = "joined") -> list[str]:
     """The text's first `tokens` tokens in pieces of at most `context` tokens, cut at white space where there is any.
 
     Read as documents, no piece runs from one into the next, and what is as short as windows leave out is left out.
     """
-    room = context + 1 - max(1, len(texts.opening_tokens(tokenizer)))  # the last token is scored, not read
+    room = context + 1 - max(1, len(opening_tokens(tokenizer)))  # the last token is scored, not read
     least, documents = (SHORTEST, text.documents) if reading == "documents" else (0, (text.joined,))
     pieces: list[str] = []
     left = tokens
@@ -75,7 +75,7 @@ def cut_pieces(
     return pieces
 
 
-def _cut_document(rest: str, tokenizer: Any, context: int, left: int) -> Iterator[tuple[str, int]]:
+def _cut_document(rest: str, tokenizer: Tokenizer, context: int, left: int) -> Iterator[tuple[str, int]]:
     """(a piece, its tokens) until `left` tokens are used up."""
     while rest.strip() and left > 0:
         # a window's worth of characters, generously; offsets say where the tokens end
@@ -94,13 +94,19 @@ def _cut_document(rest: str, tokenizer: Any, context: int, left: int) -> Iterato
 
 
 def lm_eval_perplexity(
-    model: Any, tokenizer: Any, pieces: list[str] | None, context: int, settings: EvalSettings, track: Track, label: str
+    model: Model,
+    tokenizer: Tokenizer,
+    pieces: list[str] | None,
+    context: int,
+    settings: EvalSettings,
+    progress: Progress,
+    label: str,
 ) -> Answer:
     """Run lm-eval in process on a model object."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     stock_way = pieces is None and (tokenizer.bos_token_id is not None or tokenizer.eos_token_id is not None)
     opened = None if stock_way else partial(_opened, tokenizer=tokenizer, context=context)
-    steps = iter(track(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
+    steps = iter(progress(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
     next(steps, None)
     handle = model.register_forward_hook(lambda *_: next(steps, None) and None)
     try:
@@ -139,9 +145,9 @@ def lm_eval_perplexity(
     )
 
 
-def _opened(page: str, tokenizer: Any, context: int) -> list[tuple[list[int], list[int]]]:
+def _opened(page: str, tokenizer: Tokenizer, context: int) -> list[tuple[list[int], list[int]]]:
     """(what is given, what is scored) of a text, begun as the tokenizer begins one; mostly one pair."""
-    start = texts.opening_tokens(tokenizer)
+    start = opening_tokens(tokenizer)
     ids = tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]
     size = context + 1 - len(start)
     cuts = [ids[at : at + size] for at in range(0, len(ids), size)]
@@ -183,7 +189,7 @@ def _task_dict(pieces: list[str] | None) -> Any:
     except Exception as error:  # datasets, huggingface_hub and the socket each have their own
         raise TextError(
             "lm-eval's wikitext task needs the Hub, which does not answer; "
-            f"evaluate offline with --data FILE or --data {texts.PYTHON_DOCS}"
+            f"evaluate offline with --data FILE or --data {PYTHON_DOCS}"
         ) from error
 
 

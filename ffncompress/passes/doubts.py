@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress.errors import DoubtError
-from ffncompress.swaps import mean_and_error
+from ffncompress.passes.losses import mean_and_error
 
 WORSE = 1.5  # times the perplexity at the scoring context
 SURE = 3.0  # standard errors
@@ -27,7 +27,7 @@ NEXT = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeanLoss:
     """A model's mean loss on some text."""
 
     context: int
@@ -35,7 +35,7 @@ class Measured:
     error: float
 
     @classmethod
-    def of(cls, losses: Tensor, tokens: Tensor, context: int) -> Measured:
+    def of(cls, losses: Tensor, tokens: Tensor, context: int) -> MeanLoss:
         """From the loss of each sequence and the tokens that it is of."""
         return cls(context, *mean_and_error(losses, tokens))
 
@@ -44,7 +44,7 @@ class Measured:
         return math.exp(min(self.loss, 700.0))
 
 
-def doubt_of_base(scoring: Measured, check: Measured, vocabulary: int) -> str | None:
+def doubt_of_base(scoring: MeanLoss, check: MeanLoss, vocabulary: int) -> str | None:
     """Why the base's own perplexity cannot be what a change is judged by, or none.
 
     Args:

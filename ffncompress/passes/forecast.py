@@ -1,9 +1,9 @@
-"""What each stand-in is predicted to cost in loss: one backward pass over a little held-out text.
+"""What each replacement is predicted to cost in loss: one backward pass over a little held-out text.
 
-A stand-in errs by e at a token whose residual stream after the block is s. To second order, with the Fisher information
-for the Hessian, an error costs E[(g'e)^2] / 2 in loss, where g is the gradient of the loss with respect to s and its
-labels are drawn from the model itself. That is a local truth, and some errors are not small: a map that fails to
-write a massive activation leaves a token with a stream a hundred times shorter, and every later norm divides by it.
+A replacement errs by e at a token whose residual stream after the block is s. To second order, with the Fisher
+information for the Hessian, an error costs E[(g'e)^2] / 2 in loss, where g is the gradient of the loss with respect to
+s and its labels are drawn from the model itself. That is a local truth, and some errors are not small: a map that fails
+to write a massive activation leaves a token with a stream a hundred times shorter, and every later norm divides by it.
 What the rest of the model sees of s is its direction, so the step is taken there:
 
     delta loss ~ 1/2 E[(|s| g'u)^2],      u = (s + e) / |s + e| - s / |s|
@@ -20,7 +20,6 @@ and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few token
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,61 +27,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.calibration import Rows, first_tensor, hooked, own_batches
+from ffncompress.external import Model
 from ffncompress.models import Block
+from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
-from ffncompress.windows import TokenWindows
-from ffncompress.workers import Loop, Track, Workers, silent, straight
-
-Fit = LinearFit | NeuronFit | HybridFit
+from ffncompress.recovery.neurons import Fit
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import StageKey
+from ffncompress.text.windows import TokenWindows
 
 
 def predict_losses(
-    model: Any,
+    model: Model,
     blocks: list[Block],
     maps: Sequence[Mapping[str, Fit]],
     windows: TokenWindows,
-    workers: Workers,
+    run: Run,
     seed: int = 0,
-    track: Track = silent,
-    loop: Loop = straight,
+    key: StageKey | None = None,
 ) -> list[dict[str, Tensor]]:
     """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
     model.requires_grad_(False)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     sums = [total for each in totals for total in each.values()]
-    for at, batch in loop(own_batches(windows, workers), sums, track, "predicting costs"):
+    for at, batch in run.loop(own_batches(windows, run.workers), sums, "predicting costs", key):
         taken = gradients(model, blocks, batch, label_seeds(at, seed))
         for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
-    workers.sum_(sums)
+    run.workers.sum_(sums)
     return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
 
 
-def loss_metrics(
-    model: Any, blocks: list[Block], windows: TokenWindows, workers: Workers, seed: int = 0, track: Track = silent
-) -> list[Tensor]:
+def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: Run, seed: int = 0) -> list[Tensor]:
     """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
     model.requires_grad_(False)
     metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
-    for at, batch in track(own_batches(windows, workers), "asking what the loss feels"):
+    for at, batch in run.progress(own_batches(windows, run.workers), "asking what the loss feels"):
         taken = gradients(model, blocks, batch, label_seeds(at, seed))
         for metric, (_, gradient) in zip(metrics, taken, strict=True):
             gradient = gradient.double()
             metric += (gradient.T @ gradient).cpu()
-    workers.sum_(metrics)
+    run.workers.sum_(metrics)
     return [metric / windows.numel() for metric in metrics]
 
 
 def label_seeds(at: Tensor, seed: int) -> list[int]:
     """A seed for each window, so that the labels do not depend on how the windows are shared out."""
     return [seed + 7919 * index for index in at.tolist()]
-
-
-def delta_perplexity(base: float, rise: float) -> float:
-    """A rise in loss as the perplexity that it adds to a base; what is not finite is as bad as can be."""
-    return base * math.expm1(min(rise, 50.0) if math.isfinite(rise) else 50.0)
 
 
 def _ranks(fit: Fit) -> int:
@@ -135,7 +127,7 @@ def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:
     return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
 
 
-def gradients(model: Any, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[tuple[Rows, Tensor]]:
+def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[tuple[Rows, Tensor]]:
     """The rows of every block, and the gradient of the loss with respect to the stream after it.
 
     A zero is added to each FFN's output, and to nothing else; the gradient with respect to it is the stream's.
@@ -155,12 +147,12 @@ def gradients(model: Any, blocks: list[Block], batch: Tensor, seeds: Sequence[in
     def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
         streams.append(first_tensor(output).detach())
 
-    taps = [
+    hooks = [
         (path, hook)
         for block in blocks
         for path, hook in ((block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer))
     ]
-    with hooked(model, taps), torch.enable_grad():
+    with hooked(model, hooks), torch.enable_grad():
         logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
         labels = _draw(logits.detach(), seeds)
         F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()

@@ -1,97 +1,87 @@
-"""Optional healing: a little distillation of the stand-ins, from where the closed form left them.
+"""Optional healing: a little distillation of the replacements, from where the closed form left them.
 
-Off by default. Only the stand-ins' own parameters move; the target is the original model's next-token distribution on
-the plan's fit text. What it added is measured on the choose text, and where that is nothing the closed form stays.
+Off by default. Only the replacements' own parameters move; the target is the original model's next-token distribution
+on the plan's fit text. What it added is measured on the choose text, and where that is nothing the closed form stays.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ffncompress.calibration import own_batches
-from ffncompress.launch import alone
-from ffncompress.swaps import perplexity, sequence_losses
-from ffncompress.windows import TokenWindows, Windows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.external import Model
+from ffncompress.passes.activations import own_batches
+from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.records.origin import Healing
+from ffncompress.runtime.launch import alone
+from ffncompress.runtime.progress import Progress, silent
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.text.windows import TokenWindows, Windows
 
 RATE, WARM_UP = 2e-4, 20  # of AdamW: small steps, for the start is already the least-squares one
 
 
-@dataclass(frozen=True)
-class Healing:
-    """What healing did: perplexities on the choose text."""
-
-    minutes: float
-    steps: int
-    tokens: int
-    original: float
-    closed_form: float
-    healed: float
-    kept: bool
-
-
 def heal_(
-    model: Any,
-    original: Any,
-    stand_ins: list[nn.Module],
+    model: Model,
+    original: Model,
+    replacements: list[nn.Module],
     fit: TokenWindows,
     choose: TokenWindows,
     minutes: float,
-    track: Track = silent,
+    progress: Progress = silent,
 ) -> Healing:
-    """Tune the stand-ins in place for so many minutes; the closed form is put back if that did not help.
+    """Tune the replacements in place for so many minutes; the closed form is put back if that did not help.
 
     Args:
         model: the slimmed model, in float32.
         original: the model that it came from.
-        stand_ins: the modules in `model` that may move.
+        replacements: the modules in `model` that may move.
         fit: token windows to distil on.
         choose: token windows to measure on.
         minutes: how long to go on.
-        track: wraps the steps, for a progress bar in percent of the time.
+        progress: wraps the steps, for a progress bar in percent of the time.
     """
     alone("healing")
-    workers = Workers("cpu" if next(model.parameters()).device.type == "cpu" else "auto")
+    run = Run(Workers("cpu" if next(model.parameters()).device.type == "cpu" else "auto"), progress)
     scored = Windows.of(choose).scored
-    before = perplexity(sequence_losses(model, choose, workers), scored)
-    start_state = copy.deepcopy([module.state_dict() for module in stand_ins])
+    before = perplexity(sequence_losses(model, choose, run), scored)
+    start_state = copy.deepcopy([module.state_dict() for module in replacements])
     model.requires_grad_(False)
-    for module in stand_ins:
+    for module in replacements:
         module.requires_grad_(True)
-    optimiser = torch.optim.AdamW([p for m in stand_ins for p in m.parameters() if p.numel()], RATE, weight_decay=0.0)
-    steps, tokens = _distil(model, original, optimiser, fit, workers, 60 * minutes, track)
+    optimiser = torch.optim.AdamW(
+        [p for m in replacements for p in m.parameters() if p.numel()], RATE, weight_decay=0.0
+    )
+    steps, tokens = _distil(model, original, optimiser, fit, 60 * minutes, run)
     model.requires_grad_(False)
-    after = perplexity(sequence_losses(model, choose, workers), scored)
+    after = perplexity(sequence_losses(model, choose, run), scored)
     kept = after < before
     if not kept:
-        for module, state in zip(stand_ins, start_state, strict=True):
+        for module, state in zip(replacements, start_state, strict=True):
             module.load_state_dict(state)
-    base = perplexity(sequence_losses(original, choose, workers), scored)
+    base = perplexity(sequence_losses(original, choose, run), scored)
     return Healing(minutes, steps, tokens, base, before, after, kept)
 
 
 def _distil(
-    model: Any,
-    original: Any,
+    model: Model,
+    original: Model,
     optimiser: torch.optim.Optimizer,
     windows: TokenWindows,
-    workers: Workers,
     seconds: float,
-    track: Track,
+    run: Run,
 ) -> tuple[int, int]:
     """Steps over shuffled batches until the time is up; returns (steps, tokens)."""
     generator = torch.Generator().manual_seed(0)
-    batches = [batch for _, batch in own_batches(windows, workers)]
+    batches = [batch for _, batch in own_batches(windows, run.workers)]
     order: list[int] = []
     start, steps, tokens = time.monotonic(), 0, 0
-    for percent in track(range(100), "healing"):
+    for percent in run.progress(range(100), "healing"):
         while time.monotonic() - start < seconds * (percent + 1) / 100:
             order = order or torch.randperm(len(batches), generator=generator).tolist()
             ids = batches[order.pop()]

@@ -9,56 +9,56 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffncompress.errors import ModelError
-from ffncompress.swaps import perplexity, sequence_losses
-from ffncompress.texts import Reading, Text
-from ffncompress.windows import Windows, document_windows
-from ffncompress.workers import Workers
+from ffncompress.external import Config, Model, Tokenizer
+from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.runtime.run import Run
+from ffncompress.text.sources import Reading, Text
+from ffncompress.text.windows import Windows, document_windows
 
 READING_TOKENS = 4096  # at least, that are read both ways
 
 
-def better_reading(model: Any, tokenizer: Any, text: Text, context: int, workers: Workers, *, seed: int = 0) -> Reading:
+def better_reading(model: Model, tokenizer: Tokenizer, text: Text, context: int, run: Run, *, seed: int = 0) -> Reading:
     """The way in which a model has the lower perplexity on the same documents; one document is always "joined"."""
     if len(text.documents) < 2:
         return "joined"
     apart, joined = Windows(), Windows()
     tokens = max(READING_TOKENS, 4 * context)
-    for run in _runs(text, 16 * context, seed):
-        whole = replace(run, documents=(run.joined,))
+    for stretch in _stretches(text, 16 * context, seed):
+        whole = replace(stretch, documents=(stretch.joined,))
         apart, joined = (
             Windows.cat([found, document_windows(each, tokenizer, length=context, tokens=tokens, seed=None)])
-            for found, each in ((apart, run), (joined, whole))
+            for found, each in ((apart, stretch), (joined, whole))
         )
         if joined.numel() >= tokens:
             break
     if not (len(apart) and len(joined)):
         return "joined"
     check_ids(model, Windows.cat([apart, joined]))
-    by_itself, together = (perplexity(sequence_losses(model, w, workers), w.scored) for w in (apart, joined))
-    return workers.from_main("documents" if by_itself < together else "joined")
+    by_itself, together = (perplexity(sequence_losses(model, w, run), w.scored) for w in (apart, joined))
+    return run.workers.from_main("documents" if by_itself < together else "joined")
 
 
-def _runs(text: Text, size: int, seed: int) -> Iterator[Text]:
+def _stretches(text: Text, size: int, seed: int) -> Iterator[Text]:
     """Neighbouring documents of about so many characters together, in a random order: rows may be lines of one text."""
-    runs: list[list[str]] = [[]]
+    stretches: list[list[str]] = [[]]
     held = 0
     for document in text.documents:
         if held >= size:
-            runs.append([])
+            stretches.append([])
             held = 0
-        runs[-1].append(document)
+        stretches[-1].append(document)
         held += len(document)
-    random.Random(seed).shuffle(runs)
-    return (replace(text, documents=tuple(run)) for run in runs)
+    random.Random(seed).shuffle(stretches)
+    return (replace(text, documents=tuple(stretch)) for stretch in stretches)
 
 
-def check_ids(model: Any, windows: Iterable[Sequence[int] | Tensor]) -> None:
+def check_ids(model: Model, windows: Iterable[Sequence[int] | Tensor]) -> None:
     """Whether the model has a row for every token, before an index fails inside it.
 
     Raises:
@@ -75,12 +75,12 @@ def check_ids(model: Any, windows: Iterable[Sequence[int] | Tensor]) -> None:
         )
 
 
-def embedding_rows(model: Any) -> int:
+def embedding_rows(model: Model) -> int:
     """How many tokens a model can read."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def check_length(name: str, config: Any, length: int) -> None:
+def check_length(name: str, config: Config, length: int) -> None:
     """Whether a model takes windows of a length.
 
     Raises:

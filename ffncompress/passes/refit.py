@@ -1,6 +1,6 @@
-"""The chosen stand-ins, fitted anew block by block on what the slimmed model itself feeds them.
+"""The chosen replacements, fitted anew block by block on what the slimmed model itself feeds them.
 
-Stand-ins fitted on the original model's activations meet others once the blocks before them have changed. So the
+Replacements fitted on the original model's activations meet others once the blocks before them have changed. So the
 layers are walked in order with two residual streams, the original's and the slimmed model's. At each replaced block the
 moments are those of the slimmed stream, and the target is the FFN's output there plus the drift: what would bring the
 stream back to the original's. How much of the drift to undo is not a knob: it has a ridge of its own, chosen like the
@@ -22,111 +22,114 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.calibration import Rows, first_tensor, hooked, own_batches, row_taps, stream_weights
-from ffncompress.forecast import Fit
+from ffncompress.external import LayerOutput, Model
 from ffncompress.models import Block, out_projection
-from ffncompress.modules import Shape
+from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches, row_hooks, stream_weights
+from ffncompress.passes.swaps import handing_on
+from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
-from ffncompress.scoring import replacement, thin_out
-from ffncompress.stages import Stages
-from ffncompress.swaps import handing_on
-from ffncompress.windows import TokenWindows
-from ffncompress.workers import Track, Workers, silent
-from ffncompress.working import spool
+from ffncompress.recovery.neurons import Fit
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import prune_neurons
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.storage.working import spool
+from ffncompress.text.windows import TokenWindows
 
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 
 
 @torch.no_grad()  # not inference mode: its tensors could not be trained on, or loaded, later
 def refit(
-    model: Any,
+    model: Model,
     blocks: list[Block],
     shapes: Mapping[int, Shape],
     fit_windows: TokenWindows,
     held_out_windows: TokenWindows,
-    workers: Workers,
-    track: Track = silent,
+    run: Run,
     *,
     metrics: Sequence[Tensor] | None = None,
     undo_drift: bool = True,
-    stages: Stages | None = None,
 ) -> dict[int, nn.Module]:
-    """Stand-ins of these shapes for these blocks, each fitted behind the ones before it.
+    """Replacements of these shapes for these blocks, each fitted behind the ones before it.
 
     Args:
         model: the original model; it is left as it is.
         blocks: all of its blocks.
-        shapes: the stand-ins, by block.
+        shapes: the replacements, by block.
         fit_windows: token windows to fit on.
         held_out_windows: token windows to choose ridges on.
-        workers: the processes that share the work.
-        track: wraps the walk over layers, for a progress bar.
+        run: the processes that share the work, and where fits are kept: a block whose fit is there is only run, for
+            the sake of those behind it.
         metrics: what the loss feels of each block's errors, by direction; none: all directions alike.
         undo_drift: aim at the original's stream, not only at the block's own output.
-        stages: where fits are kept: a block whose fit is there is only run, for the sake of those behind it.
     """
-    stages = stages or Stages()
-    batches = [(batch, False) for _, batch in own_batches(fit_windows, workers)]
-    batches += [(batch, True) for _, batch in own_batches(held_out_windows, workers)]
+    batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
+    batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
     with spool() as folder:
-        shelf = _Shelf(folder)
-        for block in track(blocks[: last + 1], "refitting in order"):
+        states = _Spool(folder)
+        for block in run.progress(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             metric = None if metrics is None else metrics[block.index]
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts = {"shapes": up_to_here, "undo_drift": undo_drift}
-            fit: Fit | None = None if shape is None else stages.find(f"refit of block {block.index}", facts)
+            fit: Fit | None = None if shape is None else run.stages.find(f"refit of block {block.index}", facts)
             sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric, undo_drift)
             drifted = bool(made)
             for at, (batch, held_out) in enumerate(batches):
-                original, output = run_layer(model, blocks, block.index, batch, shelf.get("original", at))
-                shelf.put("original", at, output)
+                original, output = run_layer(model, blocks, block.index, batch, states.get("original", at))
+                states.put("original", at, output)
                 rows = original
                 if drifted:
-                    rows, output = run_layer(model, blocks, block.index, batch, shelf.get("slimmed", at))
+                    rows, output = run_layer(model, blocks, block.index, batch, states.get("slimmed", at))
                 if sums is not None:
                     sums.update_(rows, original.stream, held_out)
                 if shape is not None:
-                    shelf.put("rows", at, (rows.x, rows.stream - block.scale * rows.y))
+                    states.put("rows", at, (rows.x, rows.stream - block.scale * rows.y))
                 if drifted or shape is not None:
-                    shelf.put("slimmed", at, output)  # its form is right; a new stand-in's stream comes below
+                    states.put("slimmed", at, output)  # its form is right; a new replacement's stream comes below
             if shape is not None:
                 if sums is not None:
-                    fit = stages.put(f"refit of block {block.index}", facts, sums.fitted(workers))
+                    fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
                 assert fit is not None
-                module = replacement(block, model.get_submodule(block.path), shape, fit)
+                module = build_replacement(block, model.get_submodule(block.path), shape, fit)
                 for at in range(len(batches)):
-                    x, before = shelf.get("rows", at)
+                    x, before = states.get("rows", at)
                     y = module.to(x)(x)
-                    shelf.put("slimmed", at, _with_stream(shelf.get("slimmed", at), before + block.scale * y))
+                    states.put("slimmed", at, _with_stream(states.get("slimmed", at), before + block.scale * y))
                 made[block.index] = module.float().cpu()
     return made
 
 
-def run_layer(model: Any, blocks: list[Block], index: int, batch: Tensor, state: Any) -> tuple[Rows, Any]:
+def run_layer(
+    model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput
+) -> tuple[Rows, LayerOutput]:
     """One layer of the model on the state before it (none: the embeddings): its block's rows, and its output."""
     layers = [model.get_submodule(block.layer_path) for block in blocks]
     rows: list[Rows] = []
-    outputs: list[Any] = []
-    taps = [*row_taps(blocks[index], rows.append), (blocks[index].layer_path, lambda _m, _a, out: outputs.append(out))]
+    outputs: list[LayerOutput] = []
+    hooks = [
+        *row_hooks(blocks[index], rows.append),
+        (blocks[index].layer_path, lambda _m, _a, out: outputs.append(out)),
+    ]
     with (
         handing_on(layers[:index], lambda: state),
         handing_on(layers[index + 1 :], lambda: outputs[-1]),
-        hooked(model, taps),
+        hooked(model, hooks),
     ):
         model.base_model(input_ids=batch, use_cache=False)
     return rows[0], outputs[0]
 
 
-def _with_stream(output: Any, stream: Tensor) -> Any:
+def _with_stream(output: LayerOutput, stream: Tensor) -> LayerOutput:
     """A layer's output, tensor or tuple, with another residual stream in it."""
     stream = stream.view_as(first_tensor(output))
     return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
 
-class _Shelf:
+class _Spool:
     """Tensors of each batch, on disk."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +144,7 @@ class _Shelf:
 
 
 class _Sums:
-    """The moments that a stand-in of a shape is fitted from, and the fit.
+    """The moments that a replacement of a shape is fitted from, and the fit.
 
     With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is linear in h,
     so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
@@ -180,7 +183,7 @@ class _Sums:
             return recovery.fit_linear(*drifts, metric=self.metric).cpu()
         fit, held_out = (moments.mapped(self.weight, self.bias) for moments in drifts)
         widths = [self.shape.width]
-        kept = thin_out(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
+        kept = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
         if self.shape.kind == "hybrid":
             fit, held_out = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
             return recovery.fit_hybrid(fit, held_out, kept, self.weight, metric=self.metric).cpu()

@@ -1,27 +1,28 @@
 """What a replacement costs, measured: perplexity with it in place, re-run only from its layer on.
 
-A batch is run once through the original model, keeping the hidden state that enters each layer. To try a stand-in
+A batch is run once through the original model, keeping the hidden state that enters each layer. To try a replacement
 in layer i, the layers before it are told to hand on that state instead of computing it, so the model's own forward
 (masks, positions, final norm, head) runs unchanged, whatever the family.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.calibration import first_tensor, hooked, own_batches
+from ffncompress.external import Hook, LayerOutput, Model
 from ffncompress.models import Block, installed
+from ffncompress.passes.activations import first_tensor, hooked, own_batches
+from ffncompress.passes.losses import batch_losses
 from ffncompress.recovery import LinearFit
-from ffncompress.windows import TokenWindows
-from ffncompress.workers import Loop, Track, Workers, silent, straight
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import StageKey
+from ffncompress.text.windows import TokenWindows
 
 
 @dataclass
@@ -34,91 +35,43 @@ class SequenceErrors:
     squares: Tensor  # [n]
 
 
-def mean_and_error(values: Tensor, tokens: Tensor | None = None) -> tuple[float, float]:
-    """The mean over tokens of what each sequence has on average, and its standard error over sequences.
-
-    Args:
-        values: the mean of each sequence, [n].
-        tokens: how many tokens it is of, [n]; none: the same number in each.
-    """
-    n = len(values)
-    if tokens is None or bool((tokens == tokens[0]).all()):
-        return values.mean().item(), (values.std() / n**0.5).item() if n > 1 else 0.0
-    weights = tokens / tokens.sum()
-    mean = (weights * values).sum()
-    error = (n / (n - 1) * (weights * (values - mean)).square().sum()).sqrt()  # of a ratio of two sums
-    return mean.item(), error.item()
-
-
-def perplexity(losses: Tensor, tokens: Tensor | None = None) -> float:
-    """exp of the mean loss over tokens; infinite rather than an overflow."""
-    mean, _ = mean_and_error(losses, tokens)
-    return math.exp(mean) if mean < 700 else math.inf
-
-
-@torch.inference_mode()
-def sequence_losses(
-    model: Any, windows: TokenWindows, workers: Workers, track: Track = silent, label: str = "measuring perplexity"
-) -> Tensor:
-    """Mean negative log-likelihood of each window, [n], over all processes."""
-    losses = torch.zeros(len(windows), dtype=torch.float64)
-    for at, batch in track(own_batches(windows, workers), label):
-        losses[at] = _losses(model, batch)
-    workers.sum_([losses])
-    return losses
-
-
 @torch.inference_mode()
 def measure_base(
-    model: Any,
-    blocks: list[Block],
-    fits: list[LinearFit],
-    windows: TokenWindows,
-    workers: Workers,
-    track: Track = silent,
+    model: Model, blocks: list[Block], fits: list[LinearFit], windows: TokenWindows, run: Run
 ) -> tuple[Tensor, list[SequenceErrors]]:
     """The original model's loss on each window, [n], and each block's linear error on it."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
     errors = [_no_errors(len(windows), block) for block in blocks]
-    for at, batch in track(own_batches(windows, workers), "measuring the base"):
-        taps = [(b.path, _error_tap(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
-        with hooked(model, taps):
-            losses[at] = _losses(model, batch)
-    workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
+    for at, batch in run.progress(own_batches(windows, run.workers), "measuring the base"):
+        hooks = [(b.path, _error_hook(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        with hooked(model, hooks):
+            losses[at] = batch_losses(model, batch)
+    run.workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
     return losses, errors
 
 
 @torch.inference_mode()
 def measure_swaps(
-    model: Any,
+    model: Model,
     blocks: list[Block],
     variants: list[nn.Module],
     windows: TokenWindows,
-    workers: Workers,
-    track: Track = silent,
-    loop: Loop = straight,
+    run: Run,
+    key: StageKey | None = None,
 ) -> list[Tensor]:
-    """How much each block's variant, alone, raises the loss of each window, [n]."""
+    """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable."""
     rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
-    states: list[Any] = []
+    states: list[LayerOutput] = []
     base = torch.zeros(0)
     layers = [model.get_submodule(block.layer_path) for block in blocks]
-    steps = [(at, batch, i) for at, batch in own_batches(windows, workers) for i in range(len(blocks))]
-    for at, batch, i in loop(steps, rises, track, "trying swaps"):
+    steps = [(at, batch, i) for at, batch in own_batches(windows, run.workers) for i in range(len(blocks))]
+    for at, batch, i in run.loop(steps, rises, "trying swaps", key):
         if i == 0 or not states:
             states, base = _run_and_keep(model, blocks, batch)
         with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
-            rises[i][at] = _losses(model, batch) - base
-    workers.sum_(rises)
+            rises[i][at] = batch_losses(model, batch) - base
+    run.workers.sum_(rises)
     return rises
-
-
-def _losses(model: Any, batch: Tensor) -> Tensor:
-    """Mean next-token loss of each sequence, [batch], float64 on the CPU."""
-    logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
-    targets = batch[:, 1:].to(logits.device)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).double().mean(1).cpu()
 
 
 def _no_errors(n: int, block: Block) -> SequenceErrors:
@@ -128,8 +81,8 @@ def _no_errors(n: int, block: Block) -> SequenceErrors:
     return SequenceErrors(zeros(n), zeros(n), zeros(n, block.d_out), zeros(n))
 
 
-def _error_tap(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Any:
-    def tap(_module: nn.Module, args: Any, output: Any) -> None:
+def _error_hook(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Hook:
+    def hook(_module: nn.Module, args: Any, output: Any) -> None:
         x, y = args[0].double(), first_tensor(output).double()
         error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
         own.squared_errors[at] = error.square().sum((1, 2)).cpu()
@@ -137,19 +90,19 @@ def _error_tap(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Any:
         own.sums[at] = y.sum(1).cpu()
         own.squares[at] = y.square().sum((1, 2)).cpu()
 
-    return tap
+    return hook
 
 
-def _run_and_keep(model: Any, blocks: list[Block], batch: Tensor) -> tuple[list[Any], Tensor]:
+def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[list[LayerOutput], Tensor]:
     """The original model over a batch: what was handed to each layer, and the losses."""
-    handed: list[Any] = [None]
+    handed: list[LayerOutput] = [None]
     with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
-        losses = _losses(model, batch)
+        losses = batch_losses(model, batch)
     return handed, losses
 
 
 @contextmanager
-def handing_on(layers: list[nn.Module], state: Callable[[], Any]) -> Iterator[None]:
+def handing_on(layers: list[nn.Module], state: Callable[[], LayerOutput]) -> Iterator[None]:
     """Within, these layers hand on a state instead of running.
 
     Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.

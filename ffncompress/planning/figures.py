@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffncompress.plans import Plan
+    from ffncompress.records.plan import Plan
 
 _REPLACED, _KEPT, _INK = "#0b7285", "#adb5bd", "#343a40"
 

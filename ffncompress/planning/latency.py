@@ -1,4 +1,4 @@
-"""How long blocks and their stand-ins take on this machine: what a budget in speed is spent by."""
+"""How long blocks and their replacements take on this machine: what a budget in speed is spent by."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from typing import Any
 
 import torch
 
-from ffncompress.models import context_of
-from ffncompress.modules import build
-from ffncompress.scoring import shape_of
-from ffncompress.selection import Market
-from ffncompress.workers import Track, silent
+from ffncompress.external import Model
+from ffncompress.models import Block, context_of
+from ffncompress.planning.search import SearchSpace
+from ffncompress.replacement.modules import build
+from ffncompress.runtime.progress import Progress, silent
 
 REPEATS = 7
 
 
 @torch.inference_mode()
-def time_blocks(model: Any, market: Market, track: Track = silent) -> Market:
-    """The same market with the seconds of every block and option, and of the rest of the model.
+def time_blocks(model: Model, space: SearchSpace, progress: Progress = silent) -> SearchSpace:
+    """The same space with the seconds of every block and option, and of the rest of the model.
 
     Blocks of one shape are timed once. Rounds are interleaved, so that a busy moment of the machine strikes all alike.
     """
     tokens = context_of(model, None)
-    first = {_size(block): block for block in market.blocks}
+    first = {_size(block): block for block in space.blocks}
     like = next(model.parameters())
     runs: dict[Any, Callable[[], Any]] = {}
     for size, block in first.items():
         ffn = model.get_submodule(block.path)
         x = torch.randn(1, tokens, block.d_in, device=like.device, dtype=like.dtype)
         runs[size, None] = partial(ffn, x)
-        for shape in {shape_of(option) for option in market.menus[block.index]}:
+        for shape in {option.shape for option in space.menus[block.index]}:
             module = build(shape, block.layout, ffn).to(like)
             runs[size, shape] = partial(module, x)
     ids = torch.arange(tokens, device=like.device)[None] % model.config.vocab_size
     runs["model"] = partial(model, input_ids=ids, use_cache=False)
-    seconds = _timed(runs, track)
-    kept = [seconds[_size(block), None] for block in market.blocks]
+    seconds = _timed(runs, progress)
+    kept = [seconds[_size(block), None] for block in space.blocks]
     menus = [
-        [option.model_copy(update={"seconds": seconds[_size(block), shape_of(option)]}) for option in options]
-        for block, options in zip(market.blocks, market.menus, strict=True)
+        [option.model_copy(update={"seconds": seconds[_size(block), option.shape]}) for option in options]
+        for block, options in zip(space.blocks, space.menus, strict=True)
     ]
-    return replace(market, menus=menus, kept_seconds=kept, model_seconds=seconds["model"])
+    return replace(space, menus=menus, kept_seconds=kept, model_seconds=seconds["model"])
 
 
-def _size(block: Any) -> tuple[int, int, int]:
+def _size(block: Block) -> tuple[int, int, int]:
     return block.d_in, block.d_inner, block.d_out
 
 
-def _timed(runs: dict[Any, Callable[[], Any]], track: Track) -> dict[Any, float]:
+def _timed(runs: dict[Any, Callable[[], Any]], progress: Progress) -> dict[Any, float]:
     taken: dict[Any, list[float]] = {name: [] for name in runs}
-    for name, _ in track([(name, i) for i in range(REPEATS + 1) for name in runs], "timing stand-ins"):
+    for name, _ in progress([(name, i) for i in range(REPEATS + 1) for name in runs], "timing replacements"):
         start = time.perf_counter()
         runs[name]()
         if torch.cuda.is_available():

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ffncompress.calibration import BlockMoments
+from ffncompress.budgets import Budget
 from ffncompress.errors import BudgetError, PlanError
-from ffncompress.forecast import delta_perplexity
+from ffncompress.external import Model
 from ffncompress.models import Block, find_blocks, installed, load_model
-from ffncompress.patcher import base_source, proof_of
-from ffncompress.plans import Plan
-from ffncompress.scoring import fit_name, fit_some, replacement, shape_of, tensors_of
-from ffncompress.selection import Market, explain, surprise
-from ffncompress.settings import Budget, PlanSettings
-from ffncompress.survey import size_cap
-from ffncompress.words import in_short
-from ffncompress.workers import Track, silent, stage
+from ffncompress.models.base import find_base
+from ffncompress.passes.losses import delta_perplexity
+from ffncompress.passes.proof import proof_of
+from ffncompress.planning.budget import size_cap
+from ffncompress.planning.explaining import explain
+from ffncompress.planning.search import SearchSpace, correction
+from ffncompress.records.plan import Plan
+from ffncompress.records.plan_files import load_moments
+from ffncompress.replacement.building import build_replacement, tensors_of
+from ffncompress.replacement.fitting import fit_name, fit_some
+from ffncompress.replacement.moments import BlockMoments
+from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.sanitize import in_short
+from ffncompress.settings import PlanSettings
 
 
 def replan(
-    directory: str | Path, settings: PlanSettings, track: Track = silent, *, trust_remote_code: bool = False
+    directory: str | Path, settings: PlanSettings, progress: Progress = silent, *, trust_remote_code: bool = False
 ) -> tuple[Plan, dict[str, Tensor]]:
     """A plan for another size, from the menus and the moments of an old one.
 
@@ -39,11 +44,11 @@ def replan(
         raise BudgetError(
             "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
         )
-    with stage(track, f"loading {old.base.name}"):
-        model = load_model(base_source(old, trust_remote_code=trust_remote_code))
+    with step(progress, f"loading {old.base.name}"):
+        model = load_model(find_base(old.base, trust_remote_code=trust_remote_code))
     blocks = find_blocks(model)
     with _sound(directory):
-        return _replanned(old, directory, settings, size, model, blocks, track)
+        return _replanned(old, directory, settings, size, model, blocks, progress)
 
 
 @contextmanager
@@ -58,34 +63,46 @@ def _sound(directory: str | Path) -> Iterator[None]:
 
 
 def _replanned(
-    old: Plan, directory: str | Path, settings: PlanSettings, size: int, model: Any, blocks: list[Block], track: Track
+    old: Plan,
+    directory: str | Path,
+    settings: PlanSettings,
+    size: int,
+    model: Model,
+    blocks: list[Block],
+    progress: Progress,
 ) -> tuple[Plan, dict[str, Tensor]]:
-    market = Market(
-        blocks, [block.options for block in old.blocks], [surprise(b.swap, old.base_perplexity) for b in old.blocks]
+    space = SearchSpace(
+        blocks, [block.options for block in old.blocks], [correction(b.swap, old.base_perplexity) for b in old.blocks]
     )
-    market = market.restricted(Budget.parse(settings.budget).ratio)
-    choice = market.choose(parameters=size - (old.base.parameters - market.full))
+    space = space.restricted(Budget.parse(settings.budget).ratio)
+    choice = space.choose(parameters=size - (old.base.parameters - space.full))
     modules = {}
     chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
-    for block, option in track(chosen, "fitting stand-ins"):
-        ffn, moments = model.get_submodule(block.path), BlockMoments.named(old.load_moments(directory, block.index))
+    for block, option in progress(chosen, "fitting replacements"):
+        ffn, moments = model.get_submodule(block.path), BlockMoments.named(load_moments(directory, block.index))
         fits = fit_some(block, moments, ffn, [name := fit_name(option)])
-        modules[block.index] = replacement(block, ffn, shape_of(option), fits[name])
-    reasons = explain(market, choice, old.base_perplexity, None)
+        modules[block.index] = build_replacement(block, ffn, option.shape, fits[name])
+    reasons = explain(space, choice, old.base_perplexity, None)
     planned = [
         block.model_copy(update={"choice": option, "reason": reason})
         for block, option, reason in zip(old.blocks, choice, reasons, strict=True)
     ]
     wanted = old.settings.model_copy(update={"budget": settings.budget, "at": settings.at, "max_delta": None})
-    expected = _expected(old, market.size(choice) + old.base.parameters - market.full, market.loss(choice))
+    expected = _expected(old, space.size(choice) + old.base.parameters - space.full, space.loss(choice))
     summary = f"{len(chosen)} of {len(blocks)} blocks replaced: {expected}; not measured, ffncompress eval will tell"
     summary += f"; not to be believed: {old.doubt}" if old.doubt else ""
-    changed: dict[str, Any] = {"blocks": planned, "settings": wanted, "joint": [], "frontier": [], "summary": summary}
+    changed: dict[str, object] = {
+        "blocks": planned,
+        "settings": wanted,
+        "joint_checks": [],
+        "frontier": [],
+        "summary": summary,
+    }
     with installed(model, {blocks[i].path: module for i, module in modules.items()}):
         changed["proof"] = proof_of(model)
     tensors = tensors_of(modules)
     if not all(value.isfinite().all() for value in tensors.values()):
-        raise ValueError("its stand-ins are not finite")
+        raise ValueError("its replacements are not finite")
     return old.model_copy(update=changed), tensors
 
 

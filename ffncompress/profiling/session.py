@@ -15,7 +15,7 @@ from ffncompress.profiling.probing import captured, probe_blocks
 from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile, StageTime, Swapped
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject
-from ffncompress.texts import public_name
+from ffncompress.text.sources import public_name
 
 
 class Session:
@@ -93,11 +93,11 @@ class Session:
 
     def _maps(self) -> list[Linear]:
         subject = self.subject
-        return measure_blocks(subject.model, subject.blocks, self.corpus, subject.workers, subject.track).linear
+        return measure_blocks(subject.model, subject.blocks, self.corpus, subject.run).linear
 
     def _measure(self) -> Profile:
         subject, corpus, settings = self.subject, self.corpus, self.settings
-        found = measure_blocks(subject.model, subject.blocks, corpus, subject.workers, subject.track)
+        found = measure_blocks(subject.model, subject.blocks, corpus, subject.run)
         self._linear = found.linear
         if self.on_first_text and (settings.swaps or settings.probe or settings.cross_feed):
             self.stages.put("maps", self.facts, found.linear)
@@ -130,23 +130,18 @@ class Session:
 
     def _swap(self, base: float) -> list[Swapped]:
         subject = self.subject
-        return swap_linear(
-            subject.model, subject.blocks, self.linear(), self.corpus.choose, base, subject.workers, subject.track
-        )
+        return swap_linear(subject.model, subject.blocks, self.linear(), self.corpus.choose, base, subject.run)
 
     def _probe(self) -> list[Probe]:
         subject = self.subject
-        return probe_blocks(
-            subject.model, subject.blocks, self.linear(), self.corpus, subject.workers, self.settings.seed,
-            subject.track,
-        )  # fmt: skip
+        return probe_blocks(subject.model, subject.blocks, self.linear(), self.corpus, subject.run, self.settings.seed)
 
     def _train(self, profile: Profile, index: int) -> Pitfall:
         subject, corpus = self.subject, self.corpus
         block = [subject.blocks[index]]
         rows: list[Tensor] = []
         for windows in (corpus.fit, corpus.choose):
-            ((_, [pair]),) = captured(subject.model, block, windows, subject.workers, subject.track)
+            ((_, [pair]),) = captured(subject.model, block, windows, subject.run)
             rows += pair
         scores = profile.blocks[index].scores
         return Pitfall(
@@ -160,5 +155,5 @@ class Session:
             held_out_rows=len(rows[2]),
             context=profile.context,
             seed=profile.seed,
-            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed, subject.workers),
+            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed, subject.run.workers),
         )

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 
-from ffncompress.plans import Count
-from ffncompress.texts import Reading
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+from ffncompress.schema import Count, Record
+from ffncompress.text.sources import Reading
 
 
 def _above_zero(perplexity: float) -> float:
@@ -23,7 +19,7 @@ def _above_zero(perplexity: float) -> float:
 Perplexity = Annotated[float, AfterValidator(_above_zero)]
 
 
-class Perplexities(_Record):
+class Perplexities(Record):
     """One model on one text."""
 
     token: Perplexity
@@ -31,7 +27,7 @@ class Perplexities(_Record):
     byte: Perplexity
 
 
-class TextResult(_Record):
+class TextResult(Record):
     """Both models on one text."""
 
     text: str
@@ -59,7 +55,7 @@ class TextResult(_Record):
         return self.delta / self.headline[0]
 
 
-class Sizes(_Record):
+class Sizes(Record):
     """Parameters before and after, and weight bytes on disk."""
 
     replaced_ffns: tuple[Count, Count]
@@ -68,7 +64,7 @@ class Sizes(_Record):
     bytes_on_disk: tuple[Count, Count]
 
 
-class Speed(_Record):
+class Speed(Record):
     """Measured tokens per second, base and slimmed interleaved; medians over the repeats."""
 
     base: float
@@ -79,7 +75,7 @@ class Speed(_Record):
     device: str
 
 
-class GateResult(_Record):
+class GateResult(Record):
     """Everything that `ffncompress eval` reports."""
 
     ffncompress_version: str

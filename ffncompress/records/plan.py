@@ -1,44 +1,30 @@
-"""The plan: scores, options, choices and reasons, as a folder that a person can read.
-
-PLAN/plan.json                   everything below, versioned
-PLAN/replacements.safetensors    the fitted tensors of the replaced blocks, "<block>.<projection>.<weight|bias>"
-PLAN/profile.png                 R2_lin and swap delta-PPL of each block, and what is kept of each
-PLAN/frontier.png                size against perplexity, where it was asked for
-PLAN/moments.safetensors         the moments of every block, where they were to be kept
-"""
+"""The plan as data: plan.json, which a person can read. For each block its scores, its options, the choice and why."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.errors import PlanError
-from ffncompress.manifest import Manifest, sha256_of
-from ffncompress.outputs import staged_directory
-from ffncompress.promise import Promise, Rise, promise_of
-from ffncompress.settings import DEFAULT_LIMIT, Limit, PlanSettings
-from ffncompress.texts import Reading, public_name
-from ffncompress.words import in_short, parse_json
+from ffncompress.records.migrations import migrated
+from ffncompress.records.tolerance import Rise, Tolerance, tolerance_of
+from ffncompress.sanitize import in_short, parse_json
+from ffncompress.schema import Count, Positive, PositiveFloat, Record, first_fault
+from ffncompress.settings import PlanSettings
+from ffncompress.text.sources import Reading, TextRef, public_name
 
-SCHEMA_VERSION = 2
-PLAN_FILE, TENSOR_FILE, FIGURE_FILE = "plan.json", "replacements.safetensors", "profile.png"
-FRONTIER_FILE, MOMENTS_FILE = "frontier.png", "moments.safetensors"
+SCHEMA_VERSION = 3
+PLAN_FILE = "plan.json"
 FEWEST_WINDOWS = 8  # of a check that does not say how many: none was ever made on fewer, where the text allowed
 Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Positive = Annotated[int, Field(ge=1, lt=2**53)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-
-
-class BaseRef(_Record):
+class BaseRef(Record):
     """The model that a plan is for; known by its fingerprint, called by its name."""
 
     name: str
@@ -52,26 +38,14 @@ class BaseRef(_Record):
     trust_remote_code: bool = False  # it needs its own code; whether that may run is not for a file to say
 
 
-class Proof(_Record):
+class Proof(Record):
     """What the slimmed model answers: the loss of each token of a fixed sequence; every route proves itself by it."""
 
     dtype: str
     losses: list[float]
 
 
-class TextRef(_Record):
-    """A text that was used: enough to know it again."""
-
-    source: str
-    part: str
-    documents: Count
-    characters: Count
-    sha256: str
-    tokens: Count
-    reading: Reading = "joined"
-
-
-class Scores(_Record):
+class Scores(Record):
     """What was measured of a block; every figure is on held-out text."""
 
     r2_lin: float
@@ -86,7 +60,16 @@ class Scores(_Record):
     unrecovered_share: float
 
 
-class StandIn(_Record):
+@dataclass(frozen=True)
+class Shape:
+    """The form of a replacement: so many of the FFN's neurons, and a linear map of so high a rank."""
+
+    kind: Kind
+    width: int = 0
+    rank: int = 0
+
+
+class Replacement(Record):
     """What a block can become."""
 
     kind: Kind
@@ -95,21 +78,25 @@ class StandIn(_Record):
     weighting: Literal["plain", "stream"]
     parameters: Count
 
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.kind, self.width, self.rank)
+
     def describe(self) -> str:
         parts = [f"{self.width} neurons"] * bool(self.width) + [f"rank {self.rank}"] * bool(self.rank)
         return self.kind if self.kind in ("dense", "constant") else " + ".join(parts)
 
 
-class Option(StandIn):
+class Option(Replacement):
     """One way to treat a block, and what it is predicted to cost."""
 
     predicted_loss: float
-    r2: float | None = None  # of a linear stand-in, plain, on held-out rows
+    r2: float | None = None  # of a linear replacement, plain, on held-out rows
     seconds: float | None = None  # for one batch on this machine, where speed was asked for
 
 
-class Swap(StandIn):
-    """The best stand-in within the budget's factor, tried alone in the model."""
+class Swap(Replacement):
+    """The best replacement within the budget's factor, tried alone in the model."""
 
     ratio: float
     predicted_delta: float
@@ -117,7 +104,7 @@ class Swap(StandIn):
     delta_error: float
 
 
-class BlockPlan(_Record):
+class BlockPlan(Record):
     """A block: what it is, what was measured, what is done with it, and why."""
 
     index: Count
@@ -137,11 +124,17 @@ class BlockPlan(_Record):
         return self.choice is not None
 
     @property
+    def chosen_shape(self) -> Shape:
+        """The form of its replacement; only of a block that is replaced."""
+        assert self.choice is not None
+        return self.choice.shape
+
+    @property
     def parameters_after(self) -> int:
         return self.parameters if self.choice is None else self.choice.parameters
 
 
-class JointCheck(_Record):
+class JointCheck(Record):
     """Several blocks replaced together: the perplexity on windows of the choose text."""
 
     blocks: list[Count]
@@ -165,7 +158,7 @@ class JointCheck(_Record):
         return Rise(nats, error, self.windows or FEWEST_WINDOWS)
 
 
-class FrontierPoint(_Record):
+class FrontierPoint(Record):
     """A size, and the least perplexity that is expected there."""
 
     parameters: Count
@@ -175,8 +168,12 @@ class FrontierPoint(_Record):
     measured_perplexity: float | None
 
 
-class Plan(_Record):
-    """A compression plan; `save` and `Plan.load` round-trip."""
+class Plan(Record):
+    """A compression plan.
+
+    plan = Plan.load("gpt2-plan")
+    [(block.index, block.scores.r2_lin, block.reason) for block in plan.replaced]
+    """
 
     schema_version: int = SCHEMA_VERSION
     ffncompress_version: str
@@ -186,11 +183,11 @@ class Plan(_Record):
     choose_text: Annotated[list[TextRef], Field(min_length=1)]
     base_perplexity: PositiveFloat
     blocks: list[BlockPlan]
-    joint: list[JointCheck]
-    frontier: list[FrontierPoint] = []
+    joint_checks: list[JointCheck]
+    frontier: list[FrontierPoint] = Field(default_factory=list)
     summary: str
     doubt: str | None = None  # why its figures cannot be believed
-    tensors_sha256: str
+    replacements_sha256: str
     proof: Proof | None = None  # none: a plan before 0.4
 
     @model_validator(mode="after")
@@ -199,7 +196,7 @@ class Plan(_Record):
         if [block.index for block in self.blocks] != list(range(len(self.blocks))) or len(paths) < len(self.blocks):
             raise ValueError("its blocks are not numbered in order, each with a path of its own")
         if any(block.parameters_after > block.parameters for block in self.blocks):
-            raise ValueError("a stand-in is larger than its block")
+            raise ValueError("a replacement is larger than its block")
         if not sum(block.parameters for block in self.blocks) <= self.base.ffn_parameters <= self.base.parameters:
             raise ValueError("its blocks have more parameters than its base")
         return self
@@ -224,25 +221,20 @@ class Plan(_Record):
         }
 
     @property
-    def promise(self) -> Limit:
+    def tolerance(self) -> Tolerance:
         """What the gate holds the result to: the limit asked for, or what the plan measured, with a margin, or 5 %."""
-        return self.promised.limit
-
-    @property
-    def promised(self) -> Promise:
-        """The promise, with what it rests on."""
         final = self.final_check
         if self.settings.limit is not None:
-            return Promise(self.settings.limit)
+            return Tolerance(self.settings.limit)
         if final is None:
-            return Promise(Limit.parse(DEFAULT_LIMIT))
-        return promise_of(final.rise, final.context)
+            return Tolerance(Limit.parse(DEFAULT_LIMIT))
+        return tolerance_of(final.rise, final.context)
 
     @property
     def final_check(self) -> JointCheck | None:
         """The joint check of just what is replaced."""
         chosen = [b.index for b in self.replaced]
-        same = (c for c in reversed(self.joint) if c.blocks == chosen and c.parameters == self.parameters_after)
+        same = (c for c in reversed(self.joint_checks) if c.blocks == chosen and c.parameters == self.parameters_after)
         return next(same, None)
 
     def public(self) -> Plan:
@@ -264,31 +256,6 @@ class Plan(_Record):
         name = public_name(source)
         return next((ref.reading for ref in (*self.choose_text, *self.fit_text) if ref.source == name), None)
 
-    def save(
-        self,
-        directory: str | Path,
-        tensors: dict[str, Any],
-        moments: dict[str, Any] | None = None,
-        *,
-        overwrite: bool = False,
-        placing: Callable[[Manifest], None] = lambda _: None,
-    ) -> Plan:
-        """Write the plan folder, whole or not at all; returns the plan as it was written."""
-        from safetensors.torch import save_file
-
-        from ffncompress.figures import draw_frontier, draw_profile
-
-        with staged_directory(directory, "plan", overwrite=overwrite, placing=placing) as stage:
-            save_file(tensors, stage / TENSOR_FILE, metadata={"format": "pt"})
-            if moments is not None:
-                save_file(moments, stage / MOMENTS_FILE)
-            plan = self.model_copy(update={"tensors_sha256": sha256_of(stage / TENSOR_FILE)})
-            (stage / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            draw_profile(plan, stage / FIGURE_FILE)
-            if plan.frontier:
-                draw_frontier(plan, stage / FRONTIER_FILE)
-        return plan
-
     @classmethod
     def load(cls, directory: str | Path) -> Plan:
         """Read plan.json.
@@ -305,66 +272,13 @@ class Plan(_Record):
         try:
             content = parse_json(file.read_text(encoding="utf-8"))
             version = content.get("schema_version")
+            content = migrated(content)
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise PlanError(f"{file}: corrupted, not JSON ({in_short(error)}); make the plan again") from error
-        if version != SCHEMA_VERSION:
-            raise PlanError(f"{file}: schema version {version}, not {SCHEMA_VERSION}; make the plan again")
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise PlanError(f"{file}: schema version {version}, which this release does not read; make the plan again")
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise PlanError(
-                f"{file}: corrupted at {where or 'its top'} ({first['msg']}); make the plan again"
-            ) from error
-
-    def load_tensors(self, directory: str | Path) -> dict[str, Any]:
-        """The fitted tensors, checked against the plan.
-
-        Raises:
-            PlanError: they are missing, or not the ones that the plan was saved with.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        file = Path(directory) / TENSOR_FILE
-        if not file.is_file():
-            raise PlanError(f"{directory}: {TENSOR_FILE} is missing; make the plan again")
-        if sha256_of(file) != self.tensors_sha256:
-            raise PlanError(f"{file}: corrupted, its checksum is not the plan's; make the plan again")
-        try:
-            tensors = load_file(file)
-        except (SafetensorError, ValueError, OSError) as error:
-            raise PlanError(f"{file}: not tensors ({in_short(error)}); make the plan again") from error
-        return _finite(tensors, file)
-
-    def load_moments(self, directory: str | Path, block: int) -> dict[str, Any]:
-        """The kept moments of one block, by name.
-
-        Raises:
-            PlanError: they were not kept, or are not numbers.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        file, prefix = Path(directory) / MOMENTS_FILE, f"{block}."
-        if not file.is_file():
-            raise PlanError(f"{directory}: its moments were not kept; make the plan again with --keep-moments")
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118  # not a mapping
-                found = {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
-        except (SafetensorError, ValueError, OSError) as error:
-            raise PlanError(f"{file}: corrupted ({in_short(error)}); make the plan again") from error
-        return _finite(found, file)
-
-
-def _finite(tensors: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The tensors of a file, all of them finite numbers.
-
-    Raises:
-        PlanError: they are not.
-    """
-    for name, value in tensors.items():
-        if not value.is_floating_point() or not value.isfinite().all():
-            raise PlanError(f"{file}: {name} is not made of finite numbers; make the plan again")
-    return tensors
+            where, what = first_fault(error)
+            raise PlanError(f"{file}: corrupted at {where} ({what}); make the plan again") from error

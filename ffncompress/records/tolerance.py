@@ -16,9 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ffncompress.settings import EvalSettings, Limit
+from ffncompress.budgets import Limit
+from ffncompress.settings import EvalSettings
 
-CHANCE = 0.01  # that a result breaks the promise by bad luck alone
+CHANCE = 0.01  # that a result is not within it by bad luck alone
 TEXT_TO_TEXT = 0.2  # as measured: benchmarks/LOG.md
 WIDE = 0.05  # of the perplexity: a margin below it is worth knowing, however small the rise
 LEAST = 0.001  # a limit is told in tenths of a per cent
@@ -39,7 +40,7 @@ class Rise:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Tolerance:
     """What the gate holds a result to, and whether that says much."""
 
     limit: Limit
@@ -55,7 +56,7 @@ class Promise:
         """Whether it allows more than what was measured again, and more than anybody would call small."""
         if self.rise is None:
             return False
-        measured = max(self.rise.relative, 0.0)  # a fall promises nothing
+        measured = max(self.rise.relative, 0.0)  # a fall is no gain to count on
         return self.limit.value - measured > max(measured, WIDE)
 
     @property
@@ -69,11 +70,11 @@ class Promise:
         )
 
 
-def promise_of(rise: Rise, context: int) -> Promise:
+def tolerance_of(rise: Rise, context: int) -> Tolerance:
     """The limit that a result as good as the plan's breaks with a chance of CHANCE."""
     gate_windows = max(1, EvalSettings.model_fields["tokens"].default // context)
     nats = rise.nats + margin(rise, gate_windows)
-    return Promise(Limit(round(max(_expm1(nats), LEAST), 3), relative=True), rise)
+    return Tolerance(Limit(round(max(_expm1(nats), LEAST), 3), relative=True), rise)
 
 
 def margin(rise: Rise, gate_windows: int) -> float:

@@ -2,14 +2,7 @@
 
 from ffncompress.recovery.linear import LinearFit, Metric, errors_by_rank, feature_errors, fit_linear
 from ffncompress.recovery.moments import Moments
-from ffncompress.recovery.neurons import (
-    HybridFit,
-    NeuronFit,
-    fit_hybrid,
-    fit_neurons,
-    remove_neurons,
-    solve_ridged,
-)
+from ffncompress.recovery.neurons import HybridFit, NeuronFit, fit_hybrid, fit_neurons, remove_neurons, solve_ridged
 from ffncompress.recovery.scores import (
     condition_number,
     dynamic_range,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ffncompress.recovery import LinearFit
+from ffncompress.recovery.linear import LinearFit
 
 RANK = 16
 ROUNDS, STEPS, PATIENCE = 25, 4, 5  # of L-BFGS: rounds of steps, and rounds without a gain before it ends

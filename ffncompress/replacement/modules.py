@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.models import STAND_IN, Block, Layout, in_out, oriented
+from ffncompress.models import REPLACEMENT, Block, Layout, in_out
+from ffncompress.records.plan import Kind, Shape
 
-Kind = Literal["dense", "low-rank", "neurons", "hybrid", "constant"]
 BYPASS = ("bypass_down", "bypass_up")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What stands in for an FFN: so many of its neurons, and a linear map of so high a rank."""
-
-    kind: Kind
-    width: int = 0
-    rank: int = 0
 
 
 class LinearFFN(nn.Module):
@@ -88,9 +78,9 @@ def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
 
 
 def build(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
-    """An uninitialised stand-in for an FFN."""
+    """An uninitialised replacement for an FFN."""
     module = _built(shape, layout, ffn)
-    setattr(module, STAND_IN, True)
+    setattr(module, REPLACEMENT, True)
     return module
 
 
@@ -115,25 +105,18 @@ def _built(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
 
 
 def matrix_weights(shape: Shape, block: Block) -> int:
-    """Parameters in the stand-in's matrices: what a factor such as 8x counts."""
+    """Parameters in the replacement's matrices: what a factor such as 8x counts."""
     if shape.kind == "dense":
         return block.d_in * block.d_out
     return shape.rank * (block.d_in + block.d_out) + shape.width * block.weights_per_neuron
 
 
 def parameters(shape: Shape, block: Block) -> int:
-    """All parameters of the stand-in."""
+    """All parameters of the replacement."""
     biases = shape.width * len(block.layout.inner) * block.inner_bias
     biases += block.d_out * (shape.kind != "neurons")
     biases += block.d_out * (block.out_bias and shape.kind in ("neurons", "hybrid"))
     return matrix_weights(shape, block) + biases
-
-
-def set_projection_(projection: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Write [out, in] weights, and a bias where there is one."""
-    oriented(projection).data.copy_(weight)
-    if bias is not None:
-        projection.bias.data.copy_(bias)  # type: ignore[union-attr, operator]
 
 
 def _narrowed(ffn: nn.Module, layout: Layout, width: int) -> nn.Module:
@@ -157,6 +140,6 @@ def _projection(like: nn.Module, d_in: int, d_out: int) -> nn.Module:
 
 
 def empty(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
-    """A stand-in without storage, for shapes or to be filled by assignment."""
+    """A replacement without storage, for shapes or to be filled by assignment."""
     with torch.device("meta"):
         return build(shape, layout, ffn)

@@ -14,12 +14,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -27,14 +27,23 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
-from ffncompress.staging import write_file
-from ffncompress.workers import Loop, Track, Workers, straight
-from ffncompress.working import open_working, remove_working
+from ffncompress.runtime.progress import Progress
+from ffncompress.runtime.workers import Workers
+from ffncompress.storage.files import write_file
+from ffncompress.storage.working import open_working, remove_working
 
 T = TypeVar("T")
+Facts = Mapping[str, object]  # all that a result depends on, by name
 PAUSE = 30.0  # seconds between two savings at least
 WORTH = 33.0  # and so many times what saving takes: three percent
 _SECONDS_PER_BYTE = 2e-9  # of saving, until it was measured
+
+
+class StageKey(NamedTuple):
+    """By what a stage's result is found again."""
+
+    name: str
+    facts: Facts
 
 
 class Stages:
@@ -42,7 +51,7 @@ class Stages:
 
     def __init__(self, folder: Path | None = None, workers: Workers | None = None) -> None:
         self.folder = folder
-        self.facts: dict[str, Any] = {}  # what every result depends on
+        self.facts: Facts = {}  # what every result depends on
         self.records: list[Any] = []  # dataclasses of tensors that results may be made of
         self.seconds = 0.0  # that the last stage took, whenever it was
         self._workers = workers
@@ -61,7 +70,7 @@ class Stages:
         elif self.folder is not None:
             remove_working(self.folder)
 
-    def do(self, name: str, facts: dict[str, Any], kind: Any, make: Callable[[], T]) -> T:
+    def do(self, name: str, facts: Facts, kind: Any, make: Callable[[], T]) -> T:
         """What a small stage found: read if it was finished before, made and written down if not.
 
         Args:
@@ -85,16 +94,16 @@ class Stages:
         result, self.seconds = found
         return result
 
-    def keep(self, name: str, facts: dict[str, Any], make: Callable[[], T]) -> T:
+    def keep(self, name: str, facts: Facts, make: Callable[[], T]) -> T:
         """The same for tensors, and for records, lists and mappings of them."""
         found: T | None = self.find(name, facts)
         return self.put(name, facts, make()) if found is None else found
 
-    def find(self, name: str, facts: dict[str, Any]) -> Any:
+    def find(self, name: str, facts: Facts) -> Any:
         """What a stage with tensors found when it was finished, or none."""
         return None if self.folder is None else self._shared(lambda: self._load(self._file(name, facts, "pt")))
 
-    def put(self, name: str, facts: dict[str, Any], result: T) -> T:
+    def put(self, name: str, facts: Facts, result: T) -> T:
         """Keep what a stage with tensors found; it is written when that is worth it."""
         if self._writes:
             self._pending[self._file(name, facts, "pt")] = result
@@ -110,23 +119,22 @@ class Stages:
             self._write(lambda file=file, result=result: _save(result, file))  # type: ignore[misc]
         self._timed(start, waiting)
 
-    def loop(self, name: str, facts: dict[str, Any]) -> Loop:
+    def resumed(
+        self, key: StageKey, items: Sequence[T], sums: Sequence[Tensor], progress: Progress, description: str
+    ) -> Iterator[T]:
         """A loop over items that adds to tensors: they are saved on the way, and a killed run goes on from there."""
         if self.folder is None or (self._workers is not None and self._workers.count > 1):
-            return straight
-        file = self._file(name, facts, "pt")
-
-        def going_on(items: Sequence[T], sums: Sequence[Tensor], track: Track, description: str, /) -> Iterator[T]:
-            done = self._take_up(file, sums, len(items))
-            for item in track(items[done:], description):
-                yield item
-                done += 1
-                if self._due(sums):
-                    start = time.monotonic()
-                    self._write(lambda: _save({"done": done, "sums": list(sums)}, file))  # noqa: B023
-                    self._timed(start, sums)
-
-        return going_on
+            yield from progress(items, description)
+            return
+        file = self._file(*key, "pt")
+        done = self._take_up(file, sums, len(items))
+        for item in progress(items[done:], description):
+            yield item
+            done += 1
+            if self._due(sums):
+                start = time.monotonic()
+                self._write(lambda: _save({"done": done, "sums": list(sums)}, file))  # noqa: B023
+                self._timed(start, sums)
 
     @property
     def _writes(self) -> bool:
@@ -176,13 +184,13 @@ class Stages:
             own.copy_(other)
         return done
 
-    def _file(self, name: str, facts: dict[str, Any], kind: str) -> Path:
+    def _file(self, name: str, facts: Facts, kind: str) -> Path:
         assert self.folder is not None
         known = {"name": name, **self.environment(), **self.facts, **facts}
         digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
         return self.folder / f"{digest}.{kind}"
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, object]:
         """What the last digits of any result depend on."""
         import transformers
 

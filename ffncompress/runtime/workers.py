@@ -1,4 +1,4 @@
-"""One process or many: who does which batches, and how sums meet. Progress is passed in, never printed here."""
+"""One process or many: who does which batches, and how sums meet."""
 
 from __future__ import annotations
 
@@ -6,51 +6,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ffncompress.errors import FfncompressError, ProcessError
-from ffncompress.launch import processes
-from ffncompress.words import in_short
+from ffncompress.external import DeviceMap
+from ffncompress.runtime.launch import processes
+from ffncompress.sanitize import in_short
 
 T = TypeVar("T")
 R = TypeVar("R")
 # A process that dies is noticed at once, by its closed connections and by the launcher. This is for one that hangs: it
 # must be longer than anything that the others may have to wait for, such as a large plan on its way to a slow disk.
 PATIENCE = timedelta(hours=3)
-
-
-class Track(Protocol):
-    """Wraps a loop: yields the items, and may show how far it is."""
-
-    def __call__(self, items: Sequence[T], description: str, /) -> Iterable[T]: ...
-
-
-def silent(items: Sequence[T], _description: str, /) -> Iterable[T]:
-    """The progress bar of a library call: none."""
-    return items
-
-
-class Loop(Protocol):
-    """Wraps a loop that adds to tensors: yields the items that are still to be added."""
-
-    def __call__(
-        self, items: Sequence[T], sums: Sequence[Tensor], track: Track, description: str, /
-    ) -> Iterable[T]: ...
-
-
-def straight(items: Sequence[T], _sums: Sequence[Tensor], track: Track, description: str, /) -> Iterable[T]:
-    """The loop from its beginning to its end."""
-    return track(items, description)
-
-
-@contextmanager
-def stage(track: Track, description: str) -> Iterator[None]:
-    """A loop of one: for work whose length is not known beforehand."""
-    for _ in track((None,), description):
-        yield
 
 
 def usable_device(name: str) -> torch.device:
@@ -139,7 +109,7 @@ class Workers:
         return bool(self._accelerator.is_main_process)
 
     @property
-    def device_map(self) -> Any:
+    def device_map(self) -> DeviceMap:
         """Alone on GPUs, accelerate spreads the model over them; otherwise each process holds it whole."""
         return "auto" if self.count == 1 and self.device.type == "cuda" else {"": self.device}
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ffncompress.errors import ArtifactError
-from ffncompress.staging import SCRATCH, explained
+from ffncompress.storage.files import SCRATCH, explained
 
 PATIENCE = 0.2  # seconds: somebody may only be looking whether a lock is free
 _own = threading.local()  # the locks of this thread: what holds one may call what takes it

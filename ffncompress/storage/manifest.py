@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
-from ffncompress.staging import write_file
-from ffncompress.words import parse_json
+from ffncompress.sanitize import parse_json
+from ffncompress.storage.files import write_file
 
 MANIFEST_FILE = "ffncompress.json"
-Kind = Literal["plan", "checkpoint", "report", "working"]  # working: the unfinished stages of another kind
+ArtifactKind = Literal["plan", "checkpoint", "report", "working"]  # working: the unfinished stages of another kind
 
 
 class FileRecord(BaseModel):
@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ffncompress_version: str = __version__
-    kind: Kind
+    kind: ArtifactKind
     files: dict[str, FileRecord]
 
     @classmethod
@@ -62,7 +62,7 @@ class Manifest(BaseModel):
             raise ArtifactError(f"{file}: corrupted; make the folder again") from error
 
     @classmethod
-    def write(cls, directory: Path, kind: Kind) -> Manifest:
+    def write(cls, directory: Path, kind: ArtifactKind) -> Manifest:
         """Record all that lies in a folder that is about to be put in its place."""
         made = cls(kind=kind, files={name: FileRecord.of(directory / name) for name in sorted(_names(directory))})
         made.save(directory)

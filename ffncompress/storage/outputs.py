@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ffncompress.errors import ArtifactError
-from ffncompress.locks import beside, locked, try_lock
-from ffncompress.manifest import MANIFEST_FILE, Kind, Manifest
-from ffncompress.places import check_content, check_place, is_empty
-from ffncompress.staging import SCRATCH, explained, full
+from ffncompress.storage.files import SCRATCH, explained, full
+from ffncompress.storage.locks import beside, locked, try_lock
+from ffncompress.storage.manifest import MANIFEST_FILE, ArtifactKind, Manifest
+from ffncompress.storage.places import check_content, check_place, is_empty
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -34,7 +34,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 @contextmanager
 def claimed(
     directory: str | Path,
-    kind: Kind,
+    kind: ArtifactKind,
     *,
     overwrite: bool = False,
     inputs: Iterable[str | Path | None] = (),
@@ -69,7 +69,7 @@ def claimed(
 @contextmanager
 def staged_directory(
     directory: str | Path,
-    kind: Kind,
+    kind: ArtifactKind,
     *,
     overwrite: bool = False,
     inputs: Iterable[str | Path | None] = (),

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ffncompress.errors import ArtifactError
-from ffncompress.manifest import MANIFEST_FILE, Kind, Manifest
-from ffncompress.staging import explained
+from ffncompress.storage.files import explained
+from ffncompress.storage.manifest import MANIFEST_FILE, ArtifactKind, Manifest
 
 LONGEST_NAME = 255  # bytes, of most file systems
 HASHED_UP_TO = 64 * 2**20  # bytes: of larger files the size must do, or asking would take as long as writing
@@ -73,7 +73,7 @@ def _holds(folder: Path, place: Path) -> bool:
     return any(os.path.samefile(folder, each) for each in (real, *real.parents))
 
 
-def check_content(target: Path, kind: Kind, *, overwrite: bool) -> None:
+def check_content(target: Path, kind: ArtifactKind, *, overwrite: bool) -> None:
     """What lies at an allowed place must be nothing, or ours, just as we left it, and meant to be replaced.
 
     Raises:
@@ -95,7 +95,7 @@ def is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _what_is_not_ours(target: Path, kind: Kind) -> str | None:
+def _what_is_not_ours(target: Path, kind: ArtifactKind) -> str | None:
     if not os.path.lexists(target / MANIFEST_FILE):
         return f"it has no {MANIFEST_FILE}, by which ffncompress knows its own"
     manifest = Manifest.read(target)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from ffncompress.errors import ArtifactError
-from ffncompress.staging import write_file
+from ffncompress.storage.files import write_file
 
 
 def cache_folder() -> Path:
@@ -20,7 +20,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FFNCOMPRESS_CACHE") or Path.home() / ".cache" / "ffncompress")
 
 
-def note_place(fingerprint: str, place: str | Path) -> None:
+def record_place(fingerprint: str, place: str | Path) -> None:
     """Remember where something lies; a notebook that cannot be written is no reason to fail."""
     file = _page(fingerprint)
     try:
@@ -31,7 +31,7 @@ def note_place(fingerprint: str, place: str | Path) -> None:
         pass
 
 
-def place_of(fingerprint: str) -> str | None:
+def recorded_place(fingerprint: str) -> str | None:
     """Where something with this fingerprint was seen last on this machine."""
     file = _page(fingerprint)
     return None if file is None else _read(file)

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ffncompress.errors import ArtifactError
-from ffncompress.locks import short, try_lock
-from ffncompress.manifest import MANIFEST_FILE, Manifest
-from ffncompress.outputs import remove
-from ffncompress.places import LONGEST_NAME, is_empty
+from ffncompress.storage.locks import short, try_lock
+from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
+from ffncompress.storage.outputs import remove
+from ffncompress.storage.places import LONGEST_NAME, is_empty
 
 SPOOL = "ffncompress-spool-"
 

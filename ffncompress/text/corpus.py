@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ffncompress import texts
 from ffncompress.errors import TextError
-from ffncompress.models import ModelSource
-from ffncompress.notebook import note_place, place_of
-from ffncompress.plans import Plan, TextRef
+from ffncompress.external import Tokenizer
 from ffncompress.settings import PlanSettings
-from ffncompress.texts import Reading, Text
-from ffncompress.windows import Windows, cut, document_windows
+from ffncompress.storage.registry import record_place, recorded_place
+from ffncompress.text.parts import CHOOSE, FIT, HALVES, read_parts
+from ffncompress.text.sources import Reading, Text, TextRef, is_public, lasting_name, read
+from ffncompress.text.windows import Windows, cut, document_windows, joined_windows
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little
@@ -36,31 +34,31 @@ class Corpus:
 
 
 def gather_text(
-    source: ModelSource,
     settings: PlanSettings,
-    tokenizer: Any,
+    default: str,
+    tokenizer: Tokenizer,
     context: int,
     reading_of: Callable[[Text], Reading] = lambda _: "joined",
 ) -> Corpus:
     """Fit and choose windows from disjoint text; the part called report is left for the gate.
 
     Args:
-        source: the model.
         settings: which text, and how much of it.
+        default: the source to read where the settings name none.
         tokenizer: the model's.
         context: of the windows to verify on.
         reading_of: says how a text is read; asked once for each source.
     """
-    data = settings.data or ["wikitext" if source.is_hub else texts.PYTHON_DOCS]
+    data = settings.data or [default]
     if settings.choose_data:
-        fit = [texts.read(name) for name in data]
-        choose = [texts.read_parts(name, texts.HALVES)[texts.CHOOSE] for name in settings.choose_data]
+        fit = [read(name) for name in data]
+        choose = [read_parts(name, HALVES)[CHOOSE] for name in settings.choose_data]
     else:
-        parts = [texts.read_parts(name) for name in data]
-        fit, choose = [p[texts.FIT] for p in parts], [p[texts.CHOOSE] for p in parts]
+        parts = [read_parts(name) for name in data]
+        fit, choose = [p[FIT] for p in parts], [p[CHOOSE] for p in parts]
     for text in (*fit, *choose):
-        if not texts.is_public(text.source):
-            note_place(text.fingerprint().sha256, texts.lasting_name(text.source))
+        if not is_public(text.source):
+            record_place(text.sha256, lasting_name(text.source))
     readings = {text.source: reading_of(text) for text in (*(fit if settings.choose_data else ()), *choose)}
     choose_tokens = min(settings.tokens * CHOOSE_SHARE, CHOOSE_TOKENS)
     choose_windows = max(1, round(choose_tokens / settings.seq_len))
@@ -85,27 +83,15 @@ def gather_text(
     return Corpus(fit_rows, refit_rows, choose_rows, verify_rows, fresh_rows, fit_refs, choose_refs)
 
 
-def known_texts(plan: Plan, given: list[str]) -> dict[str, list[str]]:
-    """The settings that read a plan's texts again: those given now, or those it names, where this machine has them.
-
-    Raises:
-        TextError: it has not seen them.
-    """
-    if given:
-        return {"data": given, "choose_data": []}
-    refs = {"data": plan.fit_text, "choose_data": plan.choose_text if plan.settings.choose_data else []}
-    return {name: [recorded_source(ref) for ref in texts] for name, texts in refs.items()}
-
-
 def recorded_source(ref: TextRef) -> str:
     """What to read for a text that a plan names: the same everywhere, or a file that this machine's own runs read.
 
     Raises:
         TextError: this machine has not seen it.
     """
-    if texts.is_public(ref.source):
+    if is_public(ref.source):
         return ref.source
-    place = place_of(ref.sha256)
+    place = recorded_place(ref.sha256)
     if place is None:
         raise TextError(
             f"the plan was made on {ref.source}, a text that this machine has not seen; give one with --data"
@@ -114,7 +100,7 @@ def recorded_source(ref: TextRef) -> str:
 
 
 def _cut(
-    sources: list[Text], readings: Mapping[str, Reading], count: int, settings: PlanSettings, tokenizer: Any
+    sources: list[Text], readings: Mapping[str, Reading], count: int, settings: PlanSettings, tokenizer: Tokenizer
 ) -> tuple[Windows, list[TextRef]]:
     """About the same number of windows from each text."""
     rows, refs = [], []
@@ -127,11 +113,11 @@ def _cut(
                 "give a longer text, or lower --seq-len"
             )
         rows.append(own)
-        refs.append(TextRef(**text.fingerprint().as_dict(), tokens=own.numel(), reading=reading))
+        refs.append(text.ref(own.numel(), reading))
     return Windows.cat(rows), refs
 
 
-def _spread(text: Text, tokenizer: Any, reading: Reading, length: int, count: int) -> Windows:
+def _spread(text: Text, tokenizer: Tokenizer, reading: Reading, length: int, count: int) -> Windows:
     """Windows at even distances over all of a text: neighbours are alike, and a few of them stand for one place."""
     if reading == "documents":
         stride = max(1, text.characters // (_CHARACTERS * count * length))
@@ -142,7 +128,7 @@ def _spread(text: Text, tokenizer: Any, reading: Reading, length: int, count: in
     starts = [joined.find("\n", i * stretch, (i + 1) * stretch) + 1 or i * stretch for i in range(count)]
     ends = [min((i + 1) * stretch, at + _LONGEST * length) for i, at in enumerate(starts)]
     near = [Text(text.source, text.part, (joined[at:end],)) for at, end in zip(starts, ends, strict=True)]
-    return Windows.cat(Windows.of(texts.windows(t, tokenizer, length=length, count=1, seed=None)) for t in near)
+    return Windows.cat(joined_windows(t, tokenizer, length=length, count=1, seed=None) for t in near)
 
 
 def _unread(windows: Windows, others: list[Windows]) -> Windows:

@@ -1,4 +1,4 @@
-"""Text in: a source is read into documents, divided into disjoint parts, and cut into token windows.
+"""Where text comes from: a source is read into documents.
 
 A source is written as one of
 
@@ -7,9 +7,7 @@ A source is written as one of
     wikitext                                  short for hub:Salesforce/wikitext:wikitext-2-raw-v1:train:text
     python-docs                               the reference pages and docstrings that every CPython ships
 
-The three parts of a source (fit, choose, report) share no document. A file is divided in its own order,
-because neighbouring text is alike and a shuffled split would leak; python-docs by a hash of each document's
-name, so that another CPython puts the same document in the same part.
+A new kind of source is a reader here, and a line in `read`.
 """
 
 from __future__ import annotations
@@ -17,30 +15,25 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-import random
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ffncompress.errors import TextError
-from ffncompress.words import parse_json
+from ffncompress.sanitize import parse_json
+from ffncompress.schema import Count, Record
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-2-raw-v1:train:text"
 PYTHON_DOCS = "python-docs"
-FIT, CHOOSE, REPORT = "fit", "choose", "report"
+CHUNK = 8192  # characters tokenised at a time: enough for many windows, little to throw away
 Reading = Literal["joined", "documents"]  # across documents, or each by itself
-SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}
-HALVES = {CHOOSE: 0.5, REPORT: 0.5}  # of a text given for choosing alone
-_TELLING = 200  # characters: a longer document that recurs would leak from one part into another
-_BITE = 8192  # characters tokenised at a time: enough for many windows, little to throw away
 
 
 @dataclass(frozen=True)
@@ -57,28 +50,39 @@ class Text:
 
     @property
     def joined(self) -> str:
-        return "".join(map(_ended, self.documents))
+        return "".join(map(ended, self.documents))
 
-    def fingerprint(self) -> Fingerprint:
+    @property
+    def sha256(self) -> str:
+        """What identifies it, whatever it is called."""
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(document.encode() + b"\0")
-        name = public_name(self.source)
-        return Fingerprint(name, self.part, len(self.documents), self.characters, digest.hexdigest())
+        return digest.hexdigest()
+
+    def ref(self, tokens: int, reading: Reading) -> TextRef:
+        """The record of it, which carries none of its words, and no path."""
+        return TextRef(
+            source=public_name(self.source), part=self.part, documents=len(self.documents), characters=self.characters,
+            sha256=self.sha256, tokens=tokens, reading=reading,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """What identifies a text without carrying it."""
+class TextRef(Record):
+    """A text that was used: enough to know it again."""
 
     source: str
     part: str
-    documents: int
-    characters: int
+    documents: Count
+    characters: Count
     sha256: str
+    tokens: Count
+    reading: Reading = "joined"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def default_text(model_is_on_hub: bool) -> str:
+    """The source that a model is measured on where none was given; a model of the Hub needs the network anyway."""
+    return "wikitext" if model_is_on_hub else PYTHON_DOCS
 
 
 def public_name(source: str) -> str:
@@ -115,7 +119,7 @@ def read(source: str) -> Text:
         TextError: it cannot be read, or it holds no text.
     """
     if source == PYTHON_DOCS:
-        documents = [text for _, text in _python_docs()]
+        documents = [text for _, text in python_docs()]
     elif source == "wikitext" or source.startswith("hub:"):
         documents = _hub(WIKITEXT if source == "wikitext" else source)
     else:
@@ -126,144 +130,13 @@ def read(source: str) -> Text:
     return Text(source, "all", tuple(documents))
 
 
-def read_parts(source: str, shares: dict[str, float] | None = None) -> dict[str, Text]:
-    """Divide a source into disjoint parts, each about its share of the characters.
-
-    A document of some length that stands word for word in an earlier part is left out of the later one; a heading may
-    recur.
-    """
-    shares = shares or SHARES
-    if source == PYTHON_DOCS:
-        parts = _by_name_hash(_python_docs(), shares)
-    else:
-        parts = _in_order(read(source).documents, shares)
-    seen: set[str] = set()
-    texts = {}
-    for name, documents in parts.items():
-        told = [d for d in documents if d.strip()]
-        fresh = tuple(d for d in told if d not in seen)
-        seen.update(d for d in fresh if len(d) >= _TELLING)
-        if told and not fresh:
-            raise TextError(
-                f"{source}: the text repeats itself: all of its {name} part stands word for word in an earlier part; "
-                "give one with more different documents"
-            )
-        if not fresh:
-            raise TextError(f"{source}: too little text to divide into {', '.join(shares)}; give a longer one")
-        texts[name] = Text(source, name, fresh)
-    return texts
-
-
-def windows(text: Text, tokenizer: Any, *, length: int, count: int | None = None, seed: int | None = 0) -> torch.Tensor:
-    """Token windows of one length, [count, length]; fewer where the text ends.
-
-    Every window begins as the tokenizer begins a text: a model trained with a BOS token is degenerate on
-    windows cut without one. With a seed, pieces are drawn in a random order; with None, in the text's own.
-    """
-    import torch
-
-    start = opening_tokens(tokenizer)
-    body = length - len(start)
-    rows: list[list[int]] = []
-    for piece in _pieces(text, seed, _bite_size(length)):
-        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-        rows += [start + ids[i : i + body] for i in range(0, len(ids) - body + 1, body)]
-        if count is not None and len(rows) >= count:
-            break
-    return torch.tensor(rows[:count], dtype=torch.long).reshape(-1, length)
-
-
-def opening_tokens(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before a text of its own accord: usually nothing, or one BOS."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    dressed = tokenizer("a")["input_ids"]
-    for at in range(len(dressed) - len(plain) + 1):
-        if dressed[at : at + len(plain)] == plain:
-            return list(dressed[:at])
-    return []
-
-
-def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
-    """The text in bites of about `size` characters, so that a large corpus is tokenised only as far as it is needed.
-
-    In its own order (seed None) it is one piece, and the windows tile it exactly.
-    """
-    if seed is None:
-        yield text.joined
-        return
-    bitten: list[str] = []
-    buffer = ""
-    for document in text.documents:
-        whole, buffer = _bite_off(buffer + _ended(document), size)
-        bitten += whole
-    if buffer:
-        bitten.append(buffer)
-    random.Random(seed).shuffle(bitten)
-    yield from bitten
-
-
-def bites(document: str, length: int) -> list[str]:
-    """One document in bites that are worth many windows of a length; a short one is one bite."""
-    whole, rest = _bite_off(document, _bite_size(length))
-    return [*whole, rest] if rest else whole
-
-
-def _bite_size(length: int) -> int:
-    return max(_BITE, 32 * length)
-
-
-def _bite_off(buffer: str, size: int) -> tuple[list[str], str]:
-    """(bites of about `size` characters, each to a line's end where there is one; what is left)."""
-    bitten = []
-    while len(buffer) >= size:
-        at = buffer.rfind("\n", 1, size) + 1 or size
-        bitten.append(buffer[:at])
-        buffer = buffer[at:]
-    return bitten, buffer
-
-
-def _ended(document: str) -> str:
+def ended(document: str) -> str:
     """A row that is a line of a larger text (as WikiText's are) keeps its own end; others get a blank line."""
     return document if document.endswith("\n") else f"{document}\n\n"
 
 
-def _in_order(documents: Sequence[str], shares: dict[str, float]) -> dict[str, list[str]]:
-    """Contiguous parts; a document that straddles a border is cut there at a line's end."""
-    total = sum(map(len, documents))
-    borders, share = [], 0.0
-    for name in shares:
-        share += shares[name]
-        borders.append((name, round(share * total)))
-    parts: dict[str, list[str]] = {name: [] for name in shares}
-    at = 0
-    queue = list(reversed(documents))
-    for name, border in borders:
-        while queue and at < border:
-            document = queue.pop()
-            room = border - at
-            if len(document) > room and (len(documents) == 1 or len(document) > _BITE):
-                cut = document.rfind("\n", 0, room) + 1 or room
-                queue.append(document[cut:])
-                document = document[:cut]
-                border = at + len(document)  # this part is full
-            parts[name].append(document)
-            at += len(document)
-    return parts
-
-
-def _by_name_hash(named: Sequence[tuple[str, str]], shares: dict[str, float]) -> dict[str, list[str]]:
-    parts: dict[str, list[str]] = {name: [] for name in shares}
-    total = sum(shares.values())
-    for name, document in named:
-        point = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32 * total
-        borders = accumulate(shares.values())
-        part = next((part for part, border in zip(shares, borders, strict=True) if point < border), REPORT)
-        parts[part].append(document)
-    return parts
-
-
 @cache
-def _python_docs() -> list[tuple[str, str]]:
+def python_docs() -> list[tuple[str, str]]:
     """(name, text) of the language reference pages and of each standard module's docstrings."""
     named = []
     try:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from ffncompress import texts
-from ffncompress.texts import Reading, Text, opening_tokens
+from ffncompress.external import Tokenizer
+from ffncompress.text.sources import CHUNK, Reading, Text, ended
 
 STEP = 8  # lengths are multiples of it: a few tokens of a short document for larger batches
 SHORTEST = 16  # tokens: what is left of a document below it says next to nothing
@@ -95,30 +95,30 @@ class Windows:
 TokenWindows = Windows | Tensor  # a matrix is windows of one length
 
 
-def cut(text: Text, tokenizer: Any, reading: Reading, *, length: int, count: int, seed: int = 0) -> Windows:
+def cut(text: Text, tokenizer: Tokenizer, reading: Reading, *, length: int, count: int, seed: int = 0) -> Windows:
     """As many tokens as `count` windows of a length hold, read either way; fewer where the text ends."""
     if reading == "documents":
         return document_windows(text, tokenizer, length=length, tokens=count * length, seed=seed)
-    return Windows.of(texts.windows(text, tokenizer, length=length, count=count, seed=seed))
+    return joined_windows(text, tokenizer, length=length, count=count, seed=seed)
 
 
 def document_windows(
-    text: Text, tokenizer: Any, *, length: int, tokens: int | None = None, seed: int | None = 0
+    text: Text, tokenizer: Tokenizer, *, length: int, tokens: int | None = None, seed: int | None = 0
 ) -> Windows:
     """Windows of at most a length, none of which runs from one document into the next.
 
-    Each begins as the tokenizer begins a text. With a seed, documents (of a long one, bites) come in a random order.
+    Each begins as the tokenizer begins a text. With a seed, documents (of a long one, chunks) come in a random order.
     """
     start = opening_tokens(tokenizer)
     rows: list[Tensor] = []
     held = 0
-    bites = [bite for document in text.documents for bite in texts.bites(document, length)]
+    chunks = [chunk for document in text.documents for chunk in split_chunks(document, length)]
     if seed is not None:
-        random.Random(seed).shuffle(bites)
-    for bite in bites:
+        random.Random(seed).shuffle(chunks)
+    for chunk in chunks:
         if tokens is not None and held >= tokens:
             break
-        ids = tokenizer(bite, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
         own = [torch.tensor(row) for row in _opened(ids, start, length)]
         held += sum(map(len, own))
         rows += own
@@ -135,3 +135,71 @@ def _opened(ids: list[int], start: list[int], length: int) -> Iterator[list[int]
             row = row[: len(row) // STEP * STEP]
         if len(row) >= min(SHORTEST, length):
             yield row
+
+
+def joined_windows(
+    text: Text, tokenizer: Tokenizer, *, length: int, count: int | None = None, seed: int | None = 0
+) -> Windows:
+    """Windows of one length, which run from one document into the next; fewer where the text ends.
+
+    Every window begins as the tokenizer begins a text: a model trained with a BOS token is degenerate on
+    windows cut without one. With a seed, pieces are drawn in a random order; with None, in the text's own.
+    """
+    start = opening_tokens(tokenizer)
+    body = length - len(start)
+    rows: list[list[int]] = []
+    for piece in _pieces(text, seed, _chunk_size(length)):
+        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        rows += [start + ids[i : i + body] for i in range(0, len(ids) - body + 1, body)]
+        if count is not None and len(rows) >= count:
+            break
+    return Windows(torch.tensor(row) for row in rows[:count])
+
+
+def opening_tokens(tokenizer: Tokenizer) -> list[int]:
+    """What the tokenizer puts before a text of its own accord: usually nothing, or one BOS."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    dressed = tokenizer("a")["input_ids"]
+    for at in range(len(dressed) - len(plain) + 1):
+        if dressed[at : at + len(plain)] == plain:
+            return list(dressed[:at])
+    return []
+
+
+def _pieces(text: Text, seed: int | None, size: int) -> Iterator[str]:
+    """The text in chunks of about `size` characters, so that a large corpus is tokenised only as far as it is needed.
+
+    In its own order (seed None) it is one piece, and the windows tile it exactly.
+    """
+    if seed is None:
+        yield text.joined
+        return
+    split: list[str] = []
+    buffer = ""
+    for document in text.documents:
+        whole, buffer = _split_chunks(buffer + ended(document), size)
+        split += whole
+    if buffer:
+        split.append(buffer)
+    random.Random(seed).shuffle(split)
+    yield from split
+
+
+def split_chunks(document: str, length: int) -> list[str]:
+    """One document in chunks that are worth many windows of a length; a short one is one chunk."""
+    whole, rest = _split_chunks(document, _chunk_size(length))
+    return [*whole, rest] if rest else whole
+
+
+def _chunk_size(length: int) -> int:
+    return max(CHUNK, 32 * length)
+
+
+def _split_chunks(buffer: str, size: int) -> tuple[list[str], str]:
+    """(chunks of about `size` characters, each to a line's end where there is one; what is left)."""
+    split = []
+    while len(buffer) >= size:
+        at = buffer.rfind("\n", 1, size) + 1 or size
+        split.append(buffer[:at])
+        buffer = buffer[at:]
+    return split, buffer
