@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate.verdict import run_gate
@@ -23,12 +25,15 @@ from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
+from ffncompress.schema import first_fault
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
 from ffncompress.storage.locks import locked
 from ffncompress.storage.manifest import ArtifactKind, Manifest
 from ffncompress.storage.outputs import claimed, remove_scratch
 from ffncompress.storage.places import check_place
 from ffncompress.storage.working import remove_working, working_folder
+
+S = TypeVar("S", bound=BaseModel)
 
 
 def plan(
@@ -279,7 +284,7 @@ def run(
     return result
 
 
-def _is_plan(model: Any) -> bool:
+def _is_plan(model: str) -> bool:
     try:
         return (Path(model) / PLAN_FILE).is_file()
     except (TypeError, ValueError, OSError) as error:
@@ -299,13 +304,10 @@ def _amended(directory: str | Path) -> Iterator[None]:
         yield
 
 
-def _settings(kind: Any, values: dict[str, Any]) -> Any:
-    from pydantic import ValidationError
-
+def _settings(kind: type[S], values: dict[str, Any]) -> S:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        reason = "write a number and a unit such as 500MB or 5GB" if name == "max_shard_size" else first["msg"]
-        raise FfncompressError(f"{name}: {reason.removeprefix('Value error, ')}") from error
+        name, reason = first_fault(error)
+        reason = "write a number and a unit such as 500MB or 5GB" if name == "max_shard_size" else reason
+        raise FfncompressError(f"{name}: {reason}") from error

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a person may ask for, read from a few characters: a budget, a limit, a speed, a list of blocks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import json
 import re
 import shlex
 import unicodedata
-from typing import Any
+
+from ffncompress.external import Json
 
 # Cc: terminals obey them; Cf: text that runs backwards or hides; Cs: cannot be encoded; Co: nobody knows what they show
 _OBEYED = {"Cc", "Cf", "Cs", "Co"}
@@ -31,7 +32,7 @@ def in_command(word: str) -> str:
     return shlex.quote(" ".join(plain(word).split()).replace("`", "'"))
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> Json:
     """JSON whose strings are text: Python's parser lets half a surrogate pair pass, which can never be written again.
 
     Raises:

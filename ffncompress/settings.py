@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -27,9 +28,9 @@ def _is_limit(text: str) -> str:
     return text
 
 
-def _as_value_error(parse: object, text: str) -> None:
+def _as_value_error(parse: Callable[[str], object], text: str) -> None:
     try:
-        parse(text)  # type: ignore[operator]
+        parse(text)
     except BudgetError as error:
         raise ValueError(str(error)) from error
 

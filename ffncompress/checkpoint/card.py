@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffncompress.checkpoint.origin import CARD_FILE
 from ffncompress.records.origin import Origin
@@ -11,6 +11,8 @@ from ffncompress.sanitize import in_command, in_markdown, plain
 from ffncompress.storage.files import write_file
 
 if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
     from ffncompress.records.gate import GateResult, TextResult
     from ffncompress.records.plan import Plan
     from ffncompress.storage.manifest import Manifest
@@ -48,7 +50,7 @@ def write_card(
     return [CARD_FILE]
 
 
-def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> Any:
+def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> ModelCardData:
     from huggingface_hub import ModelCardData
 
     return ModelCardData(
@@ -63,10 +65,10 @@ def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> Any:
     )
 
 
-def _eval_results(gate: GateResult) -> list[Any]:
+def _eval_results(gate: GateResult) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    def results(text: TextResult) -> list[Any]:
+    def results(text: TextResult) -> list[EvalResult]:
         values = {"token": text.slimmed.token, "word": text.slimmed.word, "byte": text.slimmed.byte}
         return [
             EvalResult(

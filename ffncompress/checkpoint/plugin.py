@@ -13,19 +13,23 @@ its shapes and whatever flags are set, and the sentence is the last line that a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from transformers.activations import ACT2FN
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ffncompress.errors import ArtifactError
+from ffncompress.external import Config, Json, LoadingInfo, Model
 from ffncompress.models import Layout, set_module
-from ffncompress.records.plan import Shape
+from ffncompress.records.plan import Kind, Shape
 from ffncompress.replacement.modules import empty
+from ffncompress.schema import Record, first_fault
 
 METHOD = "ffncompress"
 FORMAT_VERSION = 3
@@ -35,8 +39,24 @@ NOT_INSTALLED = (
     "(do not set ignore_mismatched_sizes, it fills FFNs with random numbers)"
 )
 _ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation")
+Name = Annotated[str, Field(min_length=1)]
+Size = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _EMIT_AGAIN = "the checkpoint is corrupted; emit it again with ffncompress apply"
+
+
+class ReplacementSpec(Record):
+    """One entry of the list in config.json: what takes an FFN's place, and the shape of each of its tensors."""
+
+    kind: Kind
+    width: Size
+    rank: Size
+    inner: Annotated[list[Name], Field(min_length=1)]  # the names of the FFN's projections
+    out: Name
+    tensors: dict[Name, list[Size]]
+
+
+_SPECS: TypeAdapter[dict[str, ReplacementSpec]] = TypeAdapter(dict[Name, ReplacementSpec])
 
 
 class FfncompressConfig(QuantizationConfigMixin):
@@ -44,14 +64,14 @@ class FfncompressConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        blocks: Any = None,
+        blocks: Json = None,
         format_version: int = FORMAT_VERSION,
         activations: dict[str, str] | None = None,
-        **_: Any,
+        **_: Json,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # a plain string is what is registered
         self.format_version = format_version
-        self.blocks: dict[str, dict[str, Any]] = blocks  # checked before it is followed
+        self.blocks = blocks  # as JSON has it; checked before it is followed
         self.activations = activations or {}  # what the config's guarded keys really say
 
 
@@ -61,30 +81,32 @@ class FfncompressQuantizer(HfQuantizer):
     requires_calibration = True
     quantization_config: FfncompressConfig
 
-    def validate_environment(self, *_args: Any, **_kwargs: Any) -> None:
+    def validate_environment(self, *_args: object, **_kwargs: object) -> None:
         version = self.quantization_config.format_version
         if version not in READABLE:
             raise ArtifactError(
                 f"this checkpoint is of ffncompress format {version}, this release reads {READABLE}; "
                 "install the release that wrote it (ffncompress/origin.json names it), or emit it again"
             )
-        check_blocks(self.quantization_config.blocks)
+        self._specs = read_specs(self.quantization_config.blocks)
 
-    def update_attn_implementation(self, config: Any) -> Any:
+    def update_attn_implementation(self, config: Config) -> Config:
         """The one look at the config before the model is built: the activations get their own names back."""
         for key, name in self.quantization_config.activations.items():
             if getattr(config, key, None) == NOT_INSTALLED and isinstance(name, str) and name in ACT2FN:
                 setattr(config, key, name)
         return config
 
-    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_kwargs: Any) -> None:
-        for path, spec in self.quantization_config.blocks.items():
+    def _process_model_before_weight_loading(
+        self, model: Model, checkpoint_files: list[str] | None = None, **_kwargs: object
+    ) -> None:
+        for path, spec in self._specs.items():
             set_module(model, path, _rebuilt(model, path, spec))
-        _check_dtypes(checkpoint_files or (), self.quantization_config.blocks)
+        _check_dtypes(checkpoint_files or (), self._specs)
         self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         _watch_loading(model)
 
-    def _process_model_after_weight_loading(self, model: Any, **_kwargs: Any) -> None:
+    def _process_model_after_weight_loading(self, model: Model, **_kwargs: object) -> None:
         for name, value in model.state_dict().items():
             expected = self._shapes.get(name)
             if expected is not None and tuple(value.shape) != expected:
@@ -102,7 +124,7 @@ class FfncompressQuantizer(HfQuantizer):
         return True
 
 
-def guard_(config: Any, ours: FfncompressConfig) -> None:
+def guard_(config: Config, ours: FfncompressConfig) -> None:
     """Name the missing package where a stock FFN looks for its activation; one that is built does not look again."""
     if ours.format_version < 3:
         return
@@ -113,46 +135,42 @@ def guard_(config: Any, ours: FfncompressConfig) -> None:
             setattr(config, key, NOT_INSTALLED)
 
 
-def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, Any]:
+def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, Json]:
     """One entry of the config, as config.json carries it: what it is, and the shape of each tensor."""
     tensors = {name: list(value.shape) for name, value in module.state_dict().items()}
-    return {**asdict(shape), "inner": list(layout.inner), "out": layout.out, "tensors": tensors}
+    spec = ReplacementSpec(**asdict(shape), inner=list(layout.inner), out=layout.out, tensors=tensors)
+    return spec.model_dump()
 
 
-def check_blocks(blocks: Any) -> None:
-    """The replacements as somebody's config.json lists them: data of the right form, or an error.
+def read_specs(blocks: Json) -> dict[str, ReplacementSpec]:
+    """The replacements as somebody's config.json lists them, by path: data of the right form, or an error.
 
     Raises:
         ArtifactError: they are not.
     """
-    if not isinstance(blocks, dict):
-        raise ArtifactError(f"config.json: its list of replacements is not one; {_EMIT_AGAIN}")
-    for path, spec in blocks.items():
-        try:
-            names = [*spec["inner"], spec["out"], *spec["tensors"]]
-            sizes = [spec["width"], spec["rank"], *(size for shape in spec["tensors"].values() for size in shape)]
-            sound = isinstance(path, str) and path and spec["inner"] and all(isinstance(n, str) and n for n in names)
-            sound = sound and all(type(size) is int and 0 <= size < 2**31 for size in sizes)
-        except (KeyError, TypeError, AttributeError):
-            sound = False
-        if not sound:
-            raise ArtifactError(f"config.json: its entry for {path!r} is not that of a replacement; {_EMIT_AGAIN}")
+    try:
+        return _SPECS.validate_python(blocks)
+    except ValidationError as error:
+        where, what = first_fault(error)
+        raise ArtifactError(
+            f"config.json: its list of replacements is damaged at {where} ({what}); {_EMIT_AGAIN}"
+        ) from error
 
 
-def _rebuilt(model: Any, path: str, spec: dict[str, Any]) -> torch.nn.Module:
+def _rebuilt(model: Model, path: str, spec: ReplacementSpec) -> torch.nn.Module:
     """The empty replacement that a config's entry describes, of just the tensors that it lists."""
     try:
-        layout = Layout(tuple(spec["inner"]), spec["out"])
-        module = empty(Shape(spec["kind"], spec["width"], spec["rank"]), layout, model.get_submodule(path))
+        layout = Layout(tuple(spec.inner), spec.out)
+        module = empty(Shape(spec.kind, spec.width, spec.rank), layout, model.get_submodule(path))
     except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ArtifactError(f"config.json: {path!r} is not an FFN that its entry fits; {_EMIT_AGAIN}") from error
     built = {name: list(value.shape) for name, value in module.state_dict().items()}
-    if built != spec["tensors"]:
+    if built != spec.tensors:
         raise ArtifactError(f"config.json: the tensors of {path} are not those of its kind; {_EMIT_AGAIN}")
     return module
 
 
-def _check_dtypes(files: Any, blocks: dict[str, dict[str, Any]]) -> None:
+def _check_dtypes(files: Iterable[str], blocks: Mapping[str, ReplacementSpec]) -> None:
     """Each replacement is stored in floating point, in one precision: a cast on loading would hide the rest."""
     from safetensors import safe_open
 
@@ -162,19 +180,20 @@ def _check_dtypes(files: Any, blocks: dict[str, dict[str, Any]]) -> None:
             with safe_open(file, framework="pt") as tensors:
                 stored |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
     for path, spec in blocks.items():
-        found = {dtype for name in spec["tensors"] if (dtype := stored.get(f"{path}.{name}"))}
+        found = {dtype for name in spec.tensors if (dtype := stored.get(f"{path}.{name}"))}
         if len(found) > 1 or not found <= {*_FLOATS}:
             raise ArtifactError(f"{path}: its weights are stored as {', '.join(sorted(found))}; {_EMIT_AGAIN}")
 
 
-def _watch_loading(model: Any) -> None:
+def _watch_loading(model: Model) -> None:
     """Stop where transformers, at the end of loading, counts what was missing and is about to say so in a warning."""
     count = model._adjust_missing_and_unexpected_keys
 
-    def watched(info: Any, *rest: Any) -> Any:
+    def watched(info: LoadingInfo, *rest: object) -> LoadingInfo:
         del model._adjust_missing_and_unexpected_keys
         counted = count(info, *rest)
-        missing = sorted(getattr(info, "missing_keys", info))
+        keys: Iterable[str] = info if isinstance(info, list | set) else info.missing_keys  # as transformers has it
+        missing = sorted(keys)
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ArtifactError(f"{missing[0]}{more} missing from the weights; {_EMIT_AGAIN}")
@@ -183,7 +202,7 @@ def _watch_loading(model: Any) -> None:
     model._adjust_missing_and_unexpected_keys = watched
 
 
-def _look_ordinary(model: Any) -> None:
+def _look_ordinary(model: Model) -> None:
     """transformers refuses to cast, train or re-quantise what it takes for quantised; nothing here is."""
     model.is_quantized = False
     for owner, name in ((model, "quantization_method"), (model, "hf_quantizer")):

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import click
 
-from ffncompress.cli.commands import INTERRUPTED, cli
+from ffncompress.cli.commands import cli
+from ffncompress.cli.options import INTERRUPTED
 from ffncompress.errors import FfncompressError, ProcessError
 from ffncompress.runtime.launch import processes, rank
 

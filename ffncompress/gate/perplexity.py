@@ -27,6 +27,7 @@ from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
 from ffncompress.external import Model, Tokenizer
 from ffncompress.runtime.progress import Progress
+from ffncompress.runtime.stages import Facts
 from ffncompress.settings import EvalSettings
 from ffncompress.storage.files import write_file
 from ffncompress.storage.registry import cache_folder
@@ -214,7 +215,7 @@ def digest(pieces: list[str]) -> str:
 
 def facts_of(
     base: str, pieces: list[str] | None, context: int, device: str, dtype: str, settings: EvalSettings
-) -> dict[str, Any]:
+) -> Facts:
     """All that a base model's perplexity depends on: the model, the text, and how and by what it is measured."""
     software = ("lm_eval", "transformers", "tokenizers", "torch", "datasets")
     return {
@@ -230,12 +231,12 @@ def facts_of(
     }
 
 
-def _cache_file(facts: dict[str, Any]) -> Path:
+def _cache_file(facts: Facts) -> Path:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / "base" / f"{key}.json"
 
 
-def cached(facts: dict[str, Any]) -> Answer | None:
+def cached(facts: Facts) -> Answer | None:
     """An answer remembered with just these facts; one that cannot be read, or that does not carry them, is none."""
     try:
         entry = json.loads(_cache_file(facts).read_text(encoding="utf-8"))
@@ -244,7 +245,7 @@ def cached(facts: dict[str, Any]) -> Answer | None:
         return None
 
 
-def remember(facts: dict[str, Any], answer: Answer) -> None:
+def remember(facts: Facts, answer: Answer) -> None:
     """A cache that cannot be written is no reason to fail."""
     file = _cache_file(facts)
     try:

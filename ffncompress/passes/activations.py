@@ -1,11 +1,10 @@
-"""TODO."""
+"""What passes through a block while a model runs: hooks, rows, and the batches that a process runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -58,13 +57,13 @@ def row_hooks(block: Block, feed: Callable[[Rows], None]) -> list[tuple[str, Hoo
     """Hooks that call `feed` with a block's rows at every forward pass."""
     seen: dict[str, Tensor] = {}
 
-    def at_out(_module: nn.Module, args: Any, _output: Any) -> None:
+    def at_out(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
         seen["h"] = args[0].flatten(0, -2)
 
-    def at_ffn(_module: nn.Module, args: Any, output: Any) -> None:
+    def at_ffn(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
         seen["x"], seen["y"] = args[0].flatten(0, -2), first_tensor(output).flatten(0, -2)
 
-    def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
+    def at_layer(_module: nn.Module, _args: object, output: LayerOutput) -> None:
         feed(Rows(stream=first_tensor(output).flatten(0, -2), **seen))
         seen.clear()
 

@@ -12,13 +12,12 @@ in h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 from ffncompress.errors import NumericsError, TextError
-from ffncompress.external import Model
+from ffncompress.external import Hook, Model
 from ffncompress.models import Block, out_projection
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks, stream_weights
 from ffncompress.replacement.moments import BlockMoments
@@ -114,7 +113,9 @@ def _device_of(model: nn.Module, block: Block) -> torch.device:
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
-def _moment_hooks(blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]) -> Iterator[tuple[str, Any]]:
+def _moment_hooks(
+    blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]
+) -> Iterator[tuple[str, Hook]]:
     """Hooks that feed the moments; `role["held_out"]` says which set the batch under way belongs to."""
     for block, own in zip(blocks, moments, strict=True):
 

@@ -21,13 +21,12 @@ and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.external import Model
+from ffncompress.external import LayerOutput, Model
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
@@ -136,15 +135,15 @@ def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[
     inputs: list[tuple[Tensor, Tensor, Tensor]] = []
     streams: list[Tensor] = []
 
-    def at_out(_module: nn.Module, args: Any, _output: Any) -> None:
+    def at_out(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
         inner.append(args[0].detach())
 
-    def at_ffn(_module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def at_ffn(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         probe = torch.zeros_like(output, requires_grad=True)
         inputs.append((args[0].detach(), output.detach(), probe))
         return output + probe
 
-    def at_layer(_module: nn.Module, _args: Any, output: Any) -> None:
+    def at_layer(_module: nn.Module, _args: object, output: LayerOutput) -> None:
         streams.append(first_tensor(output).detach())
 
     hooks = [

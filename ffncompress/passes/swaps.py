@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +81,7 @@ def _no_errors(n: int, block: Block) -> SequenceErrors:
 
 
 def _error_hook(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Hook:
-    def hook(_module: nn.Module, args: Any, output: Any) -> None:
+    def hook(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
         x, y = args[0].double(), first_tensor(output).double()
         error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
         own.squared_errors[at] = error.square().sum((1, 2)).cpu()

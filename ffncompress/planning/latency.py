@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 
 from ffncompress.external import Model
 from ffncompress.models import Block, context_of
 from ffncompress.planning.search import SearchSpace
+from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
 from ffncompress.runtime.progress import Progress, silent
 
 REPEATS = 7
+_What = tuple[tuple[int, int, int], Shape | None] | str  # a block of a size and its replacement, if any; or the model
 
 
 @torch.inference_mode()
@@ -29,7 +30,7 @@ def time_blocks(model: Model, space: SearchSpace, progress: Progress = silent) -
     tokens = context_of(model, None)
     first = {_size(block): block for block in space.blocks}
     like = next(model.parameters())
-    runs: dict[Any, Callable[[], Any]] = {}
+    runs: dict[_What, Callable[[], object]] = {}
     for size, block in first.items():
         ffn = model.get_submodule(block.path)
         x = torch.randn(1, tokens, block.d_in, device=like.device, dtype=like.dtype)
@@ -52,8 +53,8 @@ def _size(block: Block) -> tuple[int, int, int]:
     return block.d_in, block.d_inner, block.d_out
 
 
-def _timed(runs: dict[Any, Callable[[], Any]], progress: Progress) -> dict[Any, float]:
-    taken: dict[Any, list[float]] = {name: [] for name in runs}
+def _timed(runs: Mapping[_What, Callable[[], object]], progress: Progress) -> dict[_What, float]:
+    taken: dict[_What, list[float]] = {name: [] for name in runs}
     for name, _ in progress([(name, i) for i in range(REPEATS + 1) for name in runs], "timing replacements"):
         start = time.perf_counter()
         runs[name]()

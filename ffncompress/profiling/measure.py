@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -54,7 +53,7 @@ class BlockMeasurements:
 
 def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) -> BlockMeasurements:
     """The scores of every block, its linear map, and the model's perplexity on the held-out windows."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     linear: list[Linear] = []
     for group in group_by_memory(blocks, inner=False):
         moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False)
@@ -77,7 +76,9 @@ def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) 
             linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
     losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, run)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
-    complete = [BlockScores(**each, r2_lin_error=bar) for each, bar in zip(found, bars, strict=True)]
+    complete = [
+        BlockScores.model_validate({**each, "r2_lin_error": bar}) for each, bar in zip(found, bars, strict=True)
+    ]
     return BlockMeasurements(complete, linear, perplexity(losses, corpus.choose.scored))
 
 

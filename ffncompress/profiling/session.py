@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
 
 from ffncompress.errors import BudgetError
+from ffncompress.external import TypeForm
 from ffncompress.models import count_parameters
 from ffncompress.profiling.agreement import summarise_probes
 from ffncompress.profiling.measure import Linear, measure_blocks, regime_of, swap_linear
@@ -16,6 +18,8 @@ from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile,
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject
 from ffncompress.text.sources import public_name
+
+T = TypeVar("T")
 
 
 class Session:
@@ -51,15 +55,15 @@ class Session:
     def profile(self) -> Profile:
         """Every block of the model on this text."""
         subject, settings = self.subject, self.settings
-        self.forward = self._do("one forward pass", float, lambda: subject.forward_seconds(self.text), None)
+        name = f"{self.label}: one forward pass"
+        self.forward = self.stages.timed(name, self.facts, float, lambda: subject.forward_seconds(self.text))
         # the stage loaded the model too and timed only a part: what counts is what it found
-        name = self.stages.times[-1].name
         self.stages.times[-1] = StageTime(name=name, seconds=self.forward, forward_seconds=self.forward)
-        first: Profile = self._do("scores", Profile, self._measure)
+        first = self._do("scores", Profile, self._measure)
         swaps: list[Swapped | None] = [None] * len(first.blocks)
         probes: list[Probe | None] = [None] * len(first.blocks)
         if settings.swaps and self.looked_at_closely:
-            swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
+            swaps = [*self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))]
         summary = None
         if settings.probe and self.looked_at_closely:
             found = self._do("probe", list[Probe], self._probe)
@@ -79,7 +83,7 @@ class Session:
             index = int(asked or 0)
         if index >= count:
             raise BudgetError(f"block {index} is not there: this model's blocks are 0 to {count - 1}")
-        return self._do(f"pitfall of block {index}", Pitfall, lambda: self._train(profile, index))  # type: ignore[no-any-return]
+        return self._do(f"pitfall of block {index}", Pitfall, lambda: self._train(profile, index))
 
     def linear(self) -> list[Linear]:
         """The linear maps: of this run, or of the one that was killed."""
@@ -87,9 +91,9 @@ class Session:
             self._linear = self.stages.keep("maps", self.facts, self._maps)
         return self._linear
 
-    def _do(self, what: str, kind: Any, make: Any, forward: Any = ...) -> Any:
-        seconds = self.forward if forward is ... else forward
-        return self.stages.timed(f"{self.label}: {what}", self.facts, kind, make, seconds)
+    def _do(self, what: str, kind: TypeForm, make: Callable[[], T]) -> T:
+        """A stage of this model on this text, which takes so many of its forward passes."""
+        return self.stages.timed(f"{self.label}: {what}", self.facts, kind, make, self.forward)
 
     def _maps(self) -> list[Linear]:
         subject = self.subject

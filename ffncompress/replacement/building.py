@@ -30,7 +30,7 @@ def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> n
     for name in block.layout.inner:
         own = ffn.get_submodule(name)
         own_bias: Tensor | None = getattr(own, "bias", None)
-        kept = fit.kept.to(own.weight.device)  # type: ignore[arg-type]
+        kept = fit.kept.to(oriented(own).device)
         set_projection_(module.get_submodule(name), oriented(own)[kept], None if own_bias is None else own_bias[kept])
     if isinstance(fit, NeuronFit):
         set_projection_(out, fit.out.T, fit.bias)
@@ -55,4 +55,4 @@ def set_projection_(projection: nn.Module, weight: Tensor, bias: Tensor | None =
     """Write [out, in] weights, and a bias where there is one."""
     oriented(projection).data.copy_(weight)
     if bias is not None:
-        projection.bias.data.copy_(bias)  # type: ignore[union-attr, operator]
+        projection.get_parameter("bias").data.copy_(bias)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from functools import cache
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ class LinearFFN(nn.Module):
         self._out = layout.out
         self.add_module(layout.out, nn.Linear(d_in, d_out))
 
-    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        y: Tensor = self._modules[self._out](x)  # type: ignore[misc]
+    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        y: Tensor = getattr(self, self._out)(x)
         return y
 
 
@@ -44,9 +44,9 @@ class LowRankFFN(nn.Module):
         self.add_module(self._inner, nn.Linear(d_in, rank, bias=False))
         self.add_module(self._out, nn.Linear(rank, d_out))
 
-    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        z = self._modules[self._inner](x)  # type: ignore[misc]
-        y: Tensor = self._modules[self._out](z)  # type: ignore[misc]
+    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        z = getattr(self, self._inner)(x)
+        y: Tensor = getattr(self, self._out)(z)
         return y
 
 
@@ -60,8 +60,8 @@ class ConstantFFN(nn.Module):
             warnings.simplefilter("ignore")  # torch warns of a matrix without elements; that is the point of it
             self.add_module(layout.out, nn.Linear(0, d_out))
 
-    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        bias: Tensor = self.get_submodule(self._out).bias  # type: ignore[assignment]
+    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        bias: Tensor = getattr(self, self._out).bias
         return bias.expand(*x.shape[:-1], -1)
 
 
@@ -70,9 +70,10 @@ def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
     """The FFN's own class, with a low-rank linear map of its input added to its output."""
 
     class HybridFFN(own):  # type: ignore[misc, valid-type]
-        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
             y: Tensor = super().forward(x, *args, **kwargs)
-            return y + self.bypass_up(self.bypass_down(x))  # type: ignore[no-any-return]
+            bypass: Tensor = self.bypass_up(self.bypass_down(x))
+            return y + bypass
 
     return HybridFFN
 
@@ -121,8 +122,8 @@ def parameters(shape: Shape, block: Block) -> int:
 
 def _narrowed(ffn: nn.Module, layout: Layout, width: int) -> nn.Module:
     names = (*layout.inner, layout.out)
-    placeholders = {id(ffn.get_submodule(name)): nn.Identity() for name in names}
-    module: nn.Module = copy.deepcopy(ffn, placeholders)  # type: ignore[arg-type]  # all but its matrices
+    placeholders: dict[int, object] = {id(ffn.get_submodule(name)): nn.Identity() for name in names}
+    module = copy.deepcopy(ffn, placeholders)  # all but its matrices
     for name in ("forward", "_hf_hook", "_old_forward"):  # accelerate's, bound to the original
         module.__dict__.pop(name, None)
     for name in names:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
+from ffncompress.external import TypeForm
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.files import write_file
@@ -70,7 +72,7 @@ class Stages:
         elif self.folder is not None:
             remove_working(self.folder)
 
-    def do(self, name: str, facts: Facts, kind: Any, make: Callable[[], T]) -> T:
+    def do(self, name: str, facts: Facts, kind: TypeForm, make: Callable[[], T]) -> T:
         """What a small stage found: read if it was finished before, made and written down if not.
 
         Args:
@@ -116,7 +118,7 @@ class Stages:
         waiting, self._pending = self._pending, {}
         start = time.monotonic()
         for file, result in waiting.items():
-            self._write(lambda file=file, result=result: _save(result, file))  # type: ignore[misc]
+            self._write(partial(_save, result, file))
         self._timed(start, waiting)
 
     def resumed(

@@ -151,17 +151,17 @@ class Workers:
         """
         if self.count == 1:
             return work()
-        found: T | None = None
+        found: list[T] = []
         error: FfncompressError | None = None
         if self.is_main:
             try:
-                found = work()
+                found = [work()]
             except FfncompressError as met:
                 error = met
         found, error = self.from_main((found, error))
         if error is not None:
             raise error
-        return found  # type: ignore[return-value]
+        return found[0]
 
     def deal(self, items: Sequence[T], work: Callable[[T], R]) -> Iterator[R]:
         """What `work` makes of each item, in order, in all of the processes: each item is one's to do.

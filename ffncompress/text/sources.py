@@ -21,9 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ffncompress.errors import TextError
+from ffncompress.external import Json
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Count, Record
 
@@ -215,7 +216,7 @@ def _parquet(path: Path) -> list[str]:
     return [value or "" for value in values]
 
 
-def _field(row: Any, name: str) -> str:
+def _field(row: Json, name: str) -> str:
     value = row[name]
     if not isinstance(value, str):
         raise TypeError(name)
