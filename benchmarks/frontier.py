@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from baselines import METHODS, NEED_GRAMS, gather
+from library.baselines import METHODS, NEED_GRAMS, gather
 from torch import Tensor
 
 from ffncompress import recovery

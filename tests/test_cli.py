@@ -79,7 +79,7 @@ def test_the_pipeline_by_hand(
     assert "block 0: kept: not among --blocks" in out
     assert "gate FAILED" in out
     assert run(["show", "demo-plan", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema_version"] == 2
+    assert json.loads(capsys.readouterr().out)["schema_version"] == 3
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import sysconfig
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -166,7 +167,12 @@ def _docstrings(file: Path) -> str:
         return ""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = []
-    for node in ast.walk(tree):
+    queue: deque[ast.AST] = deque([tree])  # as ast.walk, but of expressions, which hold no docstring, nothing is seen
+    while queue:
+        node = queue.popleft()
+        queue.extend(
+            c for c in ast.iter_child_nodes(node) if isinstance(c, ast.stmt | ast.ExceptHandler | ast.match_case)
+        )
         if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
             name = getattr(node, "name", file.stem)
             found.append(f"{name}: {docstring}")

@@ -1,4 +1,4 @@
-"""Candidate rules for what a plan may promise, judged by what `promises.py` measured."""
+"""Candidate rules for what a plan may promise, judged by what `tolerances.py` measured."""
 
 import math
 from collections.abc import Callable

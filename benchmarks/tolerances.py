@@ -1,6 +1,6 @@
 """What a sized plan promises against what the report text then shows, over many small plans.
 
-    python benchmarks/promises.py MODELS DATA --results FILE [--only demo] [--gates 3] [--more FILE ...] [--table]
+    python benchmarks/tolerances.py MODELS DATA --results FILE [--only demo] [--gates 3] [--more FILE ...] [--table]
 
 MODELS holds `stories15m` as a Hugging Face folder (the other model is the embedded one); DATA holds `wikitext2/` and
 `domains/`. Long files are cut into several texts, because plans on one text share its surprises. Of each plan FILE
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from promise_rules import tables
+from library.tolerance_rules import tables
 from torch import Tensor
 
 from ffncompress import api
