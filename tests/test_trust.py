@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from conftest import GATED, tiny_model
+from fresh_process import LOAD, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -196,8 +197,6 @@ def test_a_checkpoint_of_the_release_before_still_loads(slim: Path) -> None:
 
 def test_a_square_ffn_does_not_load_without_the_package(tmp_path: Path, tokenizer) -> None:
     """d_inner = d_model: a dense replacement has the very shape of the stock output matrix."""
-    from test_artifact import LOAD, run_python
-
     folder = tmp_path / "square"
     config = transformers.LlamaConfig(**{**GATED, "intermediate_size": 32}, initializer_range=0.2)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
+from fresh_process import LOAD, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, pipeline
 
@@ -90,21 +89,6 @@ def test_generates_through_a_pipeline(demo_slim: Path) -> None:
     answer = generate("Return the", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert answer.startswith("Return the")
     assert len(answer) > len("Return the")
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
-
-
-LOAD = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained({folder!r})
-with torch.inference_mode():
-    print("SUM", model(torch.arange(5, 25)[None]).logits.double().sum().item())
-"""
 
 
 def test_a_stranger_needs_no_import_of_ours(demo_slim: Path) -> None:

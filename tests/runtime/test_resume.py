@@ -21,7 +21,7 @@ from ffncompress.journal import AMENDED
 from ffncompress.recovery import LinearFit
 from ffncompress.runtime import stages
 from ffncompress.runtime.progress import silent
-from ffncompress.runtime.stages import Stages
+from ffncompress.runtime.stages import StageKey, Stages
 from ffncompress.storage import outputs
 from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 from ffncompress.storage.working import open_working, working_folder
@@ -248,7 +248,8 @@ def test_a_strangers_stage_runs_no_code_and_a_broken_one_is_made_anew(tmp_path: 
 def test_sums_of_another_shape_are_not_taken_up(tmp_path: Path, saving: None) -> None:
     def total(count: int, size: int, stop: int = -1) -> torch.Tensor:
         sums = [torch.zeros(size)]
-        for item in Stages(tmp_path / "w").loop("sum", {})(range(count), sums, Stopping(stop), "adding"):
+        key = StageKey("sum", {})
+        for item in Stages(tmp_path / "w").resumed(key, range(count), sums, Stopping(stop), "adding"):
             sums[0] += item
         return sums[0]
 
