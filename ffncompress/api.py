@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,21 +13,18 @@ from pydantic import BaseModel, ValidationError
 from ffncompress.errors import FfncompressError, RecipeError
 from ffncompress.gate.verdict import run_gate
 from ffncompress.journal import Journal
-from ffncompress.models import EMBEDDED
-from ffncompress.planning.folder import save_plan
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
 from ffncompress.records.gate import GateResult
 from ffncompress.records.origin import Origin
-from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.records.plan import Plan
+from ffncompress.resumable import local_path, plan_into
 from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
-from ffncompress.runtime.run import Run
-from ffncompress.runtime.workers import Workers
 from ffncompress.schema import first_fault
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
 from ffncompress.storage.locks import locked
-from ffncompress.storage.manifest import ArtifactKind, Manifest
+from ffncompress.storage.manifest import ArtifactKind
 from ffncompress.storage.outputs import claimed, remove_scratch
 from ffncompress.storage.places import check_place
 from ffncompress.storage.working import remove_working, working_folder
@@ -48,6 +44,9 @@ def plan(
 ) -> Plan:
     """Score every FFN of a model, choose what to replace, and write the plan folder.
 
+        plan = ffncompress.plan("gpt2", "gpt2-plan", budget="8x")
+        print(plan.summary, plan.ratios["whole_model"])
+
     Args:
         model: a Hub id, a model folder, a .gguf file, "demo" for the embedded model, or a plan with its moments kept.
         output: the plan folder to write; a run that was killed goes on from its finished stages.
@@ -57,60 +56,11 @@ def plan(
         progress: wraps each long loop, for a progress bar.
         **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
     """
-    return _plan(
-        model, output, settings, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+    checked = _settings(PlanSettings, settings)
+    return plan_into(
+        model, output, checked, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
         progress=progress,
     )  # fmt: skip
-
-
-def _plan(
-    model: str,
-    output: str | Path,
-    settings: dict[str, Any],
-    *,
-    revision: str | None,
-    trust_remote_code: bool,
-    overwrite: bool,
-    progress: Progress,
-    placing: Callable[[Manifest], None] = lambda _: None,
-) -> Plan:
-    from ffncompress.planning.planner import make_plan
-    from ffncompress.planning.replan import replan
-    from ffncompress.runtime.stages import Stages
-
-    checked, replans = _settings(PlanSettings, settings), _is_plan(model)
-    inputs = [_local(model), *checked.data, *checked.choose_data]
-    workers, working = Workers(checked.device), working_folder(check_place(output, inputs))
-    with ExitStack() as claims:
-        done, journal = False, None
-        if workers.is_main:
-            journal = Journal(working, json.dumps([model, revision, trust_remote_code, checked.model_dump()]))
-            known = partial(journal.has, "plan")
-            target = claims.enter_context(claimed(output, "plan", overwrite=overwrite, inputs=inputs, known=known))
-            done = journal.has("plan", target)
-        stages = claims.enter_context(Stages(working, workers))
-        if workers.from_main(done):  # its last run was killed after that
-            return Plan.load(output)
-        moments = None
-        if replans:
-            again = partial(replan, model, checked, progress, trust_remote_code=trust_remote_code)
-            made, tensors = workers.once(again)
-        else:
-            run = Run(workers, progress, stages)
-            made, tensors, moments = make_plan(
-                model, checked, run, revision=revision, trust_remote_code=trust_remote_code
-            )
-        if journal is not None:
-            note = journal.placing("plan")
-
-            def both(manifest: Manifest) -> None:
-                placing(manifest)
-                note(manifest)
-
-            made = save_plan(made, output, tensors, moments, overwrite=overwrite, placing=both)
-    made = workers.from_main(made)
-    workers.wait()
-    return made
 
 
 def profile(
@@ -124,6 +74,9 @@ def profile(
     **settings: Any,
 ) -> Study:
     """Measure how linear every FFN of some models is, and write the report folder.
+
+        study = ffncompress.profile("gpt2", "report", probe=True)
+        print([block.scores.r2_lin for block in study.profiles[0].blocks])
 
     Args:
         models: a model as in `plan`, or several.
@@ -155,6 +108,9 @@ def compress(
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
 
+        ffncompress.compress("gpt2-plan", "gpt2-slim")
+        model = AutoModelForCausalLM.from_pretrained("gpt2-slim")
+
     Args:
         plan_directory: what `plan` wrote.
         output: the checkpoint folder to write.
@@ -168,7 +124,7 @@ def compress(
     from ffncompress.checkpoint.saving import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, _local(model)]):
+    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, local_path(model)]):
         return save_compressed(
             plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
             trust_remote_code=trust_remote_code, progress=progress,
@@ -184,6 +140,9 @@ def evaluate(
     **settings: Any,
 ) -> GateResult:
     """lm-eval perplexity of a slimmed checkpoint beside its base, sizes, speed, and a verdict.
+
+        result = ffncompress.evaluate("gpt2-slim", max_delta="5%")
+        print(result.passed, result.main.base.token, result.main.slimmed.token)
 
     Args:
         directory: what `compress` wrote.
@@ -201,6 +160,8 @@ def evaluate(
 def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
     """Prove a slimmed checkpoint whole and unchanged: its checksums, its tensors, its answers; returns its origin.
 
+        print(ffncompress.verify("gpt2-slim").base_model)
+
     Args:
         directory: what `compress` wrote.
         trust_remote_code: run code that comes with the model.
@@ -211,7 +172,16 @@ def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
 
 
 def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:
-    """Upload a checkpoint that passed its gate, with a model card; returns the commit's address."""
+    """Upload a checkpoint that passed its gate, with a model card; returns the commit's address.
+
+        ffncompress.push("gpt2-slim", "you/gpt2-slim", private=True)
+
+    Args:
+        directory: what `compress` wrote, and `evaluate` let pass.
+        repo: USER/REPO on the Hub.
+        token: handed to huggingface_hub and to nobody else; none: the one that you are logged in with.
+        **settings: fields of `PushSettings`, such as private=True.
+    """
     from ffncompress.hub import push_to_hub
 
     checked = _settings(PushSettings, {"repo": repo, **settings})
@@ -232,6 +202,8 @@ def run(
 
     A run that was killed goes on when it is started again: from its plan or checkpoint, or the plan's finished stages.
 
+        assert ffncompress.run("recipes/demo.yaml", output="slim").passed
+
     Args:
         recipe_file: a YAML recipe.
         output: the checkpoint folder, in place of the recipe's; the plan goes beside it, with "-plan" to its name.
@@ -249,7 +221,7 @@ def run(
         )
     target = Path(recipe.output if output is None else output)
     plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
-    inputs = [recipe_file, _local(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
+    inputs = [recipe_file, local_path(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
     inputs += recipe.eval.also
     journal = Journal(working_folder(check_place(target, inputs)), text)
     with ExitStack() as claims:
@@ -261,8 +233,8 @@ def run(
             remove_working(working_folder(plan_directory))
             made = Plan.load(plan_directory)
         else:
-            made = _plan(
-                recipe.model, plan_directory, recipe.plan.model_dump(), revision=recipe.revision,
+            made = plan_into(
+                recipe.model, plan_directory, recipe.plan, revision=recipe.revision,
                 trust_remote_code=trust_remote_code, overwrite=overwrite, progress=progress,
                 placing=journal.placing("plan"),
             )  # fmt: skip
@@ -282,18 +254,6 @@ def run(
             report(push(target, **recipe.push.model_dump()))
         journal.close()
     return result
-
-
-def _is_plan(model: str) -> bool:
-    try:
-        return (Path(model) / PLAN_FILE).is_file()
-    except (TypeError, ValueError, OSError) as error:
-        raise FfncompressError("give the model by its name: a Hub id, a folder or a .gguf file") from error
-
-
-def _local(model: str | None) -> str | None:
-    """Where a model may lie here; the embedded one is called by no path."""
-    return None if model == EMBEDDED else model
 
 
 @contextmanager

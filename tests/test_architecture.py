@@ -18,7 +18,7 @@ FLOORS = [
     "gate", "profiling", "cli",
 ]  # fmt: skip
 GROUND = {"__init__", "errors", "sanitize", "schema", "external", "budgets", "settings"}  # what every floor needs
-ROOF = {"_autoload", "hub", "recipe", "journal", "api", "__main__"}  # what joins the whole together
+ROOF = {"_autoload", "hub", "recipe", "journal", "resumable", "api", "__main__"}  # what joins the whole together
 # pairs that the order would allow, and the floors' own words do not
 STRANGERS = {("gate", "planning"), ("checkpoint", "planning"), ("profiling", "planning"), ("profiling", "checkpoint"),
              ("profiling", "gate"), ("recovery", "storage"), ("recovery", "runtime")}  # fmt: skip
