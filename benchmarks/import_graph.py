@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ffncompress"
@@ -61,7 +62,7 @@ def print_tree(package: Path) -> None:
 
 
 def print_graph(package: Path) -> None:
-    """A row and a column for each floor that holds several modules; single files are one of each, "landing"."""
+    """A row and a column for each floor, from the ground up; single files are one of each, "landing"."""
     floors = floors_of(package)
     counts: Counter[tuple[str, str]] = Counter()
     for module, imported in imports_of(package).items():
@@ -69,7 +70,9 @@ def print_graph(package: Path) -> None:
         own = own if own in floors else "landing"
         for other in {name.split(".")[0] if name.split(".")[0] in floors else "landing" for name in imported}:
             counts[own, other] += own != other
-    shown = ["landing", *floors]
+    below = {floor: {other for own, other in counts if own == floor and counts[own, other]} for floor in floors}
+    order = list(TopologicalSorter({floor: below[floor] - {"landing"} for floor in floors}).static_order())
+    shown = ["landing", *order]
     width = max(map(len, shown))
     print(" " * width, *(name[:5].rjust(5) for name in shown))
     for row in shown:

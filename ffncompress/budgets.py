@@ -25,6 +25,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | None) -> Budget:
+        """Read `8x,-20%,100M`; nothing at all is a budget without caps."""
         found: dict[str, float] = {}
         for item in (text or "").lower().split(","):
             if not item.strip() and text is None:
@@ -69,12 +70,14 @@ class Limit:
 
     @classmethod
     def parse(cls, text: str) -> Limit:
+        """Read `5%` or `1.0`."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
         if not match:
             raise BudgetError(f"{text!r} is not a limit; write 5% of the base's perplexity, or 1.0 in perplexity")
         return cls(float(match[1]) / (100 if match[2] else 1), bool(match[2]))
 
     def allows(self, base: float, slimmed: float) -> bool:
+        """Whether a slimmed model's perplexity is within the limit of its base's."""
         return slimmed - base <= self.allowance(base)
 
     def allowance(self, base: float) -> float:

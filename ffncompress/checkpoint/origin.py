@@ -52,6 +52,7 @@ def read_plan(directory: str | Path) -> Plan:
 
 
 def is_checkpoint(directory: str | Path) -> bool:
+    """Whether a folder is a checkpoint that `apply` wrote."""
     return (Path(directory) / META / ORIGIN_FILE).is_file()
 
 

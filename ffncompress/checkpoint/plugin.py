@@ -82,6 +82,7 @@ class FfncompressQuantizer(HfQuantizer):
     quantization_config: FfncompressConfig
 
     def validate_environment(self, *_args: object, **_kwargs: object) -> None:
+        """The first call: is this a format that we read, and is its list of replacements sound?"""
         version = self.quantization_config.format_version
         if version not in READABLE:
             raise ArtifactError(
@@ -117,10 +118,12 @@ class FfncompressQuantizer(HfQuantizer):
         guard_(model.config, self.quantization_config)
 
     def is_serializable(self) -> bool:
+        """A model loaded by it can be saved again."""
         return True
 
     @property
     def is_trainable(self) -> bool:
+        """And trained: nothing is quantised."""
         return True
 
 

@@ -29,6 +29,7 @@ class _Console(Console):
     """Shows strings that a stranger may have written: as they are, and obeying nothing in them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        """As rich prints, with what a stranger may have written made harmless."""
         shown = [Text(plain(o.plain), style=o.style) if isinstance(o, Text) else o for o in objects]
         super().print(*shown, **options)
 
@@ -44,6 +45,7 @@ def stop_printing() -> None:
 
 class _Table(Table):
     def add_row(self, *cells: Any, **options: Any) -> None:
+        """As rich adds one, with its strings made harmless."""
         super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
@@ -98,6 +100,7 @@ def bare_table(*columns: str) -> Table:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
+    """One line, or a few."""
     make_console(to_stderr).print(Text(text))
 
 

@@ -210,6 +210,7 @@ def _local_task(rows: Any) -> dict[str, Any]:
 
 
 def digest(pieces: list[str]) -> str:
+    """What identifies the pieces of a text."""
     return hashlib.sha256("\0".join(pieces).encode()).hexdigest()
 
 

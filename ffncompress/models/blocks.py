@@ -32,6 +32,7 @@ class Block:
 
     @property
     def weights_per_neuron(self) -> int:
+        """How many matrix weights go with one neuron: its rows and columns in all projections."""
         return len(self.layout.inner) * self.d_in + self.d_out
 
     @property

@@ -38,8 +38,10 @@ FAMILIES = {
 
 
 def supported() -> str:
+    """The families as a sentence for a person."""
     return ", ".join(sorted(FAMILIES)) + ", and models built like them"
 
 
 def unsupported(model_type: str, reason: str) -> ModelError:
+    """The refusal of a model, with the reason and what is supported."""
     return ModelError(f"{model_type}: {reason}; supported families: {supported()}")

@@ -101,6 +101,7 @@ def _check_depth(directory: Path, name: str) -> None:
 
 
 def load_config(source: ModelSource) -> Config:
+    """The config of a model, without its weights."""
     from transformers import AutoConfig
 
     options = {"gguf_file": source.gguf_file} if source.gguf_file else {"trust_remote_code": source.trust_remote_code}
@@ -122,6 +123,7 @@ def load_random(source: ModelSource, *, seed: int, dtype: str = "float32") -> Mo
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a model, tried on a word."""
     from transformers import AutoTokenizer
 
     with _explained(source, "its tokenizer cannot be loaded"):

@@ -44,6 +44,7 @@ class ModelSource:
         return (self.directory / self.gguf_file if self.gguf_file else self.directory).resolve()
 
     def weight_files(self) -> list[Path]:
+        """The files that hold its weights, in a fixed order."""
         return [self.directory / self.gguf_file] if self.gguf_file else sorted(self.directory.glob("*.safetensors"))
 
     def fingerprint(self) -> str:
@@ -59,6 +60,7 @@ class ModelSource:
         return hashlib.sha256("".join(map(_content, self.weight_files())).encode()).hexdigest()
 
     def bytes_on_disk(self) -> int:
+        """What its weights take."""
         return sum(file.stat().st_size for file in self.weight_files())
 
 

@@ -41,6 +41,7 @@ class MeanLoss:
 
     @property
     def perplexity(self) -> float:
+        """Its exponential; capped, so that a ruined model has one too."""
         return math.exp(min(self.loss, 700.0))
 
 

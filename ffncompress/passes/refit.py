@@ -136,9 +136,11 @@ class _Spool:
         self._folder = folder
 
     def put(self, name: str, at: int, value: Any) -> None:
+        """Keep a value under a name for one batch."""
         torch.save(value, self._folder / f"{name}-{at}.pt")
 
     def get(self, name: str, at: int) -> Any:
+        """What was kept, or none."""
         file = self._folder / f"{name}-{at}.pt"
         return torch.load(file, weights_only=True) if file.exists() else None
 
@@ -160,6 +162,7 @@ class _Sums:
         self.fit, self.held_out = (Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2))
 
     def update_(self, rows: Rows, original_stream: Tensor, held_out: bool) -> None:
+        """Add the rows of one batch."""
         device = self.fit.x.device
         h, x, y, stream, original = (t.to(device) for t in (rows.h, rows.x, rows.y, rows.stream, original_stream))
         drift = (original - stream) / self.block.scale * self.undo_drift

@@ -45,6 +45,7 @@ class Measurements:
     doubt: str | None  # why the base's perplexity cannot be what a change is judged by
 
     def space(self) -> SearchSpace:
+        """What can be chosen among, with predictions raised where a measured swap was clearly worse."""
         factors = [correction(swap, self.base) for swap in self.swaps]
         return SearchSpace(self.blocks, self.menus, factors, decide=self.run.workers.once)
 

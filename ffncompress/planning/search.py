@@ -39,6 +39,7 @@ class SearchSpace:
 
     @property
     def full(self) -> int:
+        """The parameters of the FFNs as they are."""
         return sum(block.parameters for block in self.blocks)
 
     def restricted(self, ratio: float | None, only: Sequence[int] | None = None) -> SearchSpace:
@@ -81,10 +82,12 @@ class SearchSpace:
         return sum(f * o.predicted_loss for f, o in zip(self.factors, choice, strict=True) if o is not None)
 
     def size(self, choice: Choice) -> int:
+        """The parameters of the FFNs under a choice."""
         return sum(b.parameters if o is None else o.parameters for b, o in zip(self.blocks, choice, strict=True))
 
 
 def within_factor(block: Block, option: Option, ratio: float) -> bool:
+    """Whether an option keeps at most 1/ratio of its block's matrix weights."""
     return matrix_weights(option.shape, block) * ratio <= block.matrix_weights
 
 

@@ -108,6 +108,7 @@ class Profile(Record):
 
     @property
     def r2(self) -> list[float]:
+        """R2_lin of each block."""
         return [block.scores.r2_lin for block in self.blocks]
 
     @property
@@ -191,6 +192,7 @@ class StageTime(Record):
 
     @property
     def ratio(self) -> float | None:
+        """How many forward passes it took."""
         return self.seconds / self.forward_seconds if self.forward_seconds else None
 
 

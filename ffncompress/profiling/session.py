@@ -41,10 +41,12 @@ class Session:
 
     @property
     def label(self) -> str:
+        """What a person calls it."""
         return f"{self.subject.name}, {public_name(self.text)}"
 
     @property
     def on_first_text(self) -> bool:
+        """Whether this is the text that all models are compared on."""
         return self.text == self.subject.texts[0]
 
     @property

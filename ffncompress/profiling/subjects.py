@@ -49,6 +49,7 @@ class Subject:
 
     @property
     def name(self) -> str:
+        """What a legend says."""
         return Path(self.source.label).name + (f" ({self.variant})" if self.variant else "")
 
     @cached_property
@@ -59,10 +60,12 @@ class Subject:
 
     @cached_property
     def config(self) -> Config:
+        """Its config, which needs no weights."""
         return load_config(self.source)
 
     @cached_property
     def model(self) -> Model:
+        """The model, loaded when it is first asked for."""
         with step(self.run.progress, f"loading {self.name}"):
             dtype, where = self.run.workers.dtype(self.settings.dtype), self.run.workers.device_map
             if self.variant == RANDOM:
@@ -71,10 +74,12 @@ class Subject:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
         return load_tokenizer(self.source)
 
     @cached_property
     def blocks(self) -> list[Block]:
+        """Its FFNs."""
         return find_blocks(self.model)
 
     def unload(self) -> None:

@@ -47,11 +47,13 @@ class TextResult(Record):
 
     @property
     def delta(self) -> float:
+        """By how much perplexity rose."""
         base, slimmed = self.headline
         return slimmed - base
 
     @property
     def relative(self) -> float:
+        """The same as a share of the base's."""
         return self.delta / self.headline[0]
 
 

@@ -80,9 +80,11 @@ class Replacement(Record):
 
     @property
     def shape(self) -> Shape:
+        """Its form, without what it costs."""
         return Shape(self.kind, self.width, self.rank)
 
     def describe(self) -> str:
+        """Its form in words, such as "96 neurons + rank 32"."""
         parts = [f"{self.width} neurons"] * bool(self.width) + [f"rank {self.rank}"] * bool(self.rank)
         return self.kind if self.kind in ("dense", "constant") else " + ".join(parts)
 
@@ -121,6 +123,7 @@ class BlockPlan(Record):
 
     @property
     def replace(self) -> bool:
+        """Whether it is replaced at all."""
         return self.choice is not None
 
     @property
@@ -131,6 +134,7 @@ class BlockPlan(Record):
 
     @property
     def parameters_after(self) -> int:
+        """What is left of it."""
         return self.parameters if self.choice is None else self.choice.parameters
 
 
@@ -203,10 +207,12 @@ class Plan(Record):
 
     @property
     def replaced(self) -> list[BlockPlan]:
+        """The blocks that are replaced."""
         return [block for block in self.blocks if block.replace]
 
     @property
     def parameters_after(self) -> int:
+        """The parameters of the slimmed model."""
         return self.base.parameters - sum(b.parameters - b.parameters_after for b in self.replaced)
 
     @property

@@ -44,6 +44,7 @@ def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> n
 
 
 def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of replacements by block and name, as the plan's folder keeps them."""
     return {
         f"{index}.{name}": value.float().cpu().contiguous()
         for index, module in modules.items()

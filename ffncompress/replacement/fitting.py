@@ -54,6 +54,7 @@ def fit_names(block: Block) -> list[str]:
 
 
 def menu_widths(block: Block, sixteenths: Iterable[int]) -> list[int]:
+    """The numbers of neurons that so many sixteenths of a block's are."""
     return sorted({round(block.d_inner * i / WIDTHS) for i in sixteenths} - {0, block.d_inner})
 
 

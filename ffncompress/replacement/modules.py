@@ -31,6 +31,7 @@ class LinearFFN(nn.Module):
         self.add_module(layout.out, nn.Linear(d_in, d_out))
 
     def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        """W x + b; what a family passes along is of no use here."""
         y: Tensor = getattr(self, self._out)(x)
         return y
 
@@ -45,6 +46,7 @@ class LowRankFFN(nn.Module):
         self.add_module(self._out, nn.Linear(rank, d_out))
 
     def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        """U (D x) + b."""
         z = getattr(self, self._inner)(x)
         y: Tensor = getattr(self, self._out)(z)
         return y
@@ -61,6 +63,7 @@ class ConstantFFN(nn.Module):
             self.add_module(layout.out, nn.Linear(0, d_out))
 
     def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        """b, for every token."""
         bias: Tensor = getattr(self, self._out).bias
         return bias.expand(*x.shape[:-1], -1)
 

@@ -37,6 +37,7 @@ class BlockMoments:
         return cls(neurons, fit, held_out, fit_inner, held_out_inner)
 
     def pair(self, held_out: bool) -> tuple[Moments, Moments]:
+        """The plain and the weighted set of one part."""
         return (self.held_out, self.held_out_inner) if held_out else (self.fit, self.fit_inner)
 
     def complete_(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -52,6 +53,7 @@ class BlockMoments:
         return self.fit_inner.of_inputs(x), self.held_out_inner.of_inputs(x)
 
     def all(self) -> tuple[Moments, ...]:
+        """All four sets."""
         return self.fit, self.held_out, self.fit_inner, self.held_out_inner
 
     def named_tensors(self) -> dict[str, Tensor]:

@@ -102,10 +102,12 @@ class Workers:
 
     @property
     def count(self) -> int:
+        """How many processes there are."""
         return int(self._accelerator.num_processes)
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the first, which alone writes."""
         return bool(self._accelerator.is_main_process)
 
     @property
@@ -181,5 +183,6 @@ class Workers:
             yield from found
 
     def wait(self) -> None:
+        """Until all are here."""
         with in_touch():
             self._accelerator.wait_for_everyone()

@@ -37,4 +37,5 @@ def explained(error: OSError, target: Path) -> ArtifactError:
 
 
 def full(target: Path) -> ArtifactError:
+    """The error of a disk that is full."""
     return ArtifactError(f"{target}: the disk is full and nothing was kept; free some space, or choose another with -o")

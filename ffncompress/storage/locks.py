@@ -57,6 +57,7 @@ class Lock:
         self._descriptor, self._file = descriptor, file
 
     def release(self) -> None:
+        """Let it go, and its file with it."""
         if self._file is not None and os.name == "posix":
             self._file.unlink(missing_ok=True)  # while it is held, so that nobody's new one is taken away
         os.close(self._descriptor)

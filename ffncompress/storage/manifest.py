@@ -33,6 +33,7 @@ class FileRecord(BaseModel):
 
     @classmethod
     def of(cls, file: Path) -> FileRecord:
+        """The record of a file as it is now."""
         return cls(bytes=file.stat().st_size, sha256=sha256_of(file))
 
 

@@ -92,6 +92,7 @@ def check_content(target: Path, kind: ArtifactKind, *, overwrite: bool) -> None:
 
 
 def is_empty(folder: Path) -> bool:
+    """Whether a folder is there, with nothing in it."""
     return folder.is_dir() and not any(folder.iterdir())
 
 

@@ -48,10 +48,12 @@ class Text:
 
     @property
     def characters(self) -> int:
+        """How long it is."""
         return sum(map(len, self.documents))
 
     @property
     def joined(self) -> str:
+        """All documents in one, each ended."""
         return "".join(map(ended, self.documents))
 
     @property

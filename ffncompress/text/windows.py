@@ -35,6 +35,7 @@ class Windows:
 
     @classmethod
     def cat(cls, parts: Iterable[Windows]) -> Windows:
+        """The windows of several, in order."""
         return cls(row for part in parts for row in part.rows)
 
     def __len__(self) -> int:
@@ -58,6 +59,7 @@ class Windows:
 
     @property
     def longest(self) -> int:
+        """The length of the longest; 0 where there is none."""
         return int(self.lengths.max()) if len(self) else 0
 
     @property
