@@ -23,10 +23,10 @@ from ffncompress import api
 from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.models import context_of, find_model, installed, load_tokenizer
 from ffncompress.passes.losses import sequence_losses
-from ffncompress.planning.folder import save_plan
-from ffncompress.planning.measurements import Measurements
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
 from ffncompress.planning.planner import solve
+from ffncompress.planning.saving import save_plan
 from ffncompress.records.plan import Plan
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
@@ -84,7 +84,7 @@ class Bench:
 
     def __init__(self, model: str, source: str, seed: int) -> None:
         self.settings = {"data": [source], "tokens": TOKENS[seed % len(TOKENS)], "seed": seed}
-        self.found: Measurements = measure_model(
+        self.found: MeasuredModel = measure_model(
             find_model(model), PlanSettings(**self.settings, budget="-5%"), Run(Workers("cpu"))
         )
         tokenizer = load_tokenizer(self.found.source)

@@ -11,9 +11,9 @@ from pathlib import Path
 from ffncompress.errors import FfncompressError
 from ffncompress.journal import Journal
 from ffncompress.models import EMBEDDED
-from ffncompress.planning.folder import save_plan
 from ffncompress.planning.planner import make_plan
 from ffncompress.planning.replan import replan
+from ffncompress.planning.saving import save_plan
 from ffncompress.records.plan import PLAN_FILE, Plan
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.run import Run

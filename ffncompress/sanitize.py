@@ -8,7 +8,7 @@ import re
 import shlex
 import unicodedata
 
-from ffncompress.external import Json
+from ffncompress.type_aliases import Json
 
 # Cc: terminals obey them; Cf: text that runs backwards or hides; Cs: cannot be encoded; Co: nobody knows what they show
 _OBEYED = {"Cc", "Cf", "Cs", "Co"}

@@ -8,11 +8,11 @@ from typing import Any
 from ffncompress.checkpoint.origin import read_origin, verify_files
 from ffncompress.checkpoint.plugin import register
 from ffncompress.errors import ArtifactError, FfncompressError
-from ffncompress.external import Model
 from ffncompress.models import find_model, load_tokenizer, load_whole
 from ffncompress.passes.proof import prove
 from ffncompress.records.origin import Origin
 from ffncompress.sanitize import in_short
+from ffncompress.type_aliases import Model
 
 
 def load(directory: str | Path, **options: Any) -> Model:

@@ -25,11 +25,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ffncompress.errors import ArtifactError
-from ffncompress.external import Config, Json, LoadingInfo, Model
 from ffncompress.models import Layout, set_module
 from ffncompress.records.plan import Kind, Shape
 from ffncompress.replacement.modules import empty
 from ffncompress.schema import Record, first_fault
+from ffncompress.type_aliases import Config, Json, LoadingInfo, Model
 
 METHOD = "ffncompress"
 FORMAT_VERSION = 3

@@ -26,7 +26,6 @@ from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_F
 from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.checkpoint.plugin import FfncompressConfig, guard_, spec_of
 from ffncompress.errors import ArtifactError, PlanError, TextError
-from ffncompress.external import Model, Tokenizer
 from ffncompress.models import (
     ModelSource,
     context_of,
@@ -51,6 +50,7 @@ from ffncompress.storage.places import check_place
 from ffncompress.storage.registry import record_place
 from ffncompress.text.corpus import gather_text, recorded_source
 from ffncompress.text.sources import default_text
+from ffncompress.type_aliases import Model, Tokenizer
 
 
 def save_compressed(

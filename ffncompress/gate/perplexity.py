@@ -25,7 +25,6 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
-from ffncompress.external import Model, Tokenizer
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.stages import Facts
 from ffncompress.settings import EvalSettings
@@ -33,6 +32,7 @@ from ffncompress.storage.files import write_file
 from ffncompress.storage.registry import cache_folder
 from ffncompress.text.sources import PYTHON_DOCS, Reading, Text
 from ffncompress.text.windows import SHORTEST, opening_tokens
+from ffncompress.type_aliases import Model, Tokenizer
 
 STOCK_TASK = "wikitext"
 

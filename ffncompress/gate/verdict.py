@@ -20,7 +20,6 @@ from ffncompress.checkpoint.card import write_card
 from ffncompress.checkpoint.loading import load
 from ffncompress.checkpoint.origin import GATE_FILE, META, read_origin, read_plan, verify_files
 from ffncompress.errors import FfncompressError, TextError
-from ffncompress.external import Model, Tokenizer
 from ffncompress.gate.perplexity import (
     STOCK_TASK,
     Answer,
@@ -50,6 +49,7 @@ from ffncompress.text.corpus import recorded_source
 from ffncompress.text.parts import HALVES, REPORT, SHARES, read_parts
 from ffncompress.text.sources import PYTHON_DOCS, Reading, Text, public_name, read
 from ffncompress.text.windows import Windows, document_windows
+from ffncompress.type_aliases import Model, Tokenizer
 
 NEW_TOKENS = 24
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
-from ffncompress.external import Config, DeviceMap, Model, Tokenizer
 from ffncompress.models.sources import ModelSource
 from ffncompress.sanitize import in_short, parse_json
+from ffncompress.type_aliases import Config, DeviceMap, Model, Tokenizer
 
 DEFAULT_CONTEXT = 512
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import FfncompressError, NumericsError
-from ffncompress.external import Hook, LayerOutput
 from ffncompress.models.blocks import Block
 from ffncompress.models.families import unsupported
 from ffncompress.sanitize import in_short
+from ffncompress.type_aliases import Hook, LayerOutput
 
 
 @torch.inference_mode()

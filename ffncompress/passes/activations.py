@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ffncompress.external import Hook, LayerOutput
 from ffncompress.models import Block
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.windows import TokenWindows, Windows
+from ffncompress.type_aliases import Hook, LayerOutput
 
 BATCH_TOKENS = 1024
 

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from ffncompress.errors import NumericsError, TextError
-from ffncompress.external import Hook, Model
 from ffncompress.models import Block, out_projection
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks, stream_weights
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import Hook, Model
 
 MOMENT_BYTES = 8 * 2**30
 ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise

@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.external import LayerOutput, Model
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
@@ -34,6 +33,7 @@ from ffncompress.recovery.neurons import Fit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import LayerOutput, Model
 
 
 def predict_losses(

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ffncompress.external import Model
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.records.origin import Healing
@@ -22,6 +21,7 @@ from ffncompress.runtime.progress import Progress, silent
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.windows import TokenWindows, Windows
+from ffncompress.type_aliases import Model
 
 RATE, WARM_UP = 2e-4, 20  # of AdamW: small steps, for the start is already the least-squares one
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ffncompress.external import Model
 from ffncompress.passes.activations import own_batches
 from ffncompress.runtime.run import Run
 from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import Model
 
 
 def mean_and_error(values: Tensor, tokens: Tensor | None = None) -> tuple[float, float]:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ffncompress.errors import ModelError
-from ffncompress.external import Model
 from ffncompress.records.plan import Proof
+from ffncompress.type_aliases import Model
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05  # of a loss: round-off of float32, and of 16 bits
 

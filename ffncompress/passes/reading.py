@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ffncompress.errors import ModelError
-from ffncompress.external import Config, Model, Tokenizer
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.runtime.run import Run
 from ffncompress.text.sources import Reading, Text
 from ffncompress.text.windows import Windows, document_windows
+from ffncompress.type_aliases import Config, Model, Tokenizer
 
 READING_TOKENS = 4096  # at least, that are read both ways
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.external import LayerOutput, Model
 from ffncompress.models import Block, out_projection
 from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches, row_hooks, stream_weights
 from ffncompress.passes.swaps import handing_on
@@ -35,6 +34,7 @@ from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import LayerOutput, Model
 
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 

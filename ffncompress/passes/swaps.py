@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ffncompress.external import Hook, LayerOutput, Model
 from ffncompress.models import Block, installed
 from ffncompress.passes.activations import first_tensor, hooked, own_batches
 from ffncompress.passes.losses import batch_losses
@@ -22,6 +21,7 @@ from ffncompress.recovery import LinearFit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import Hook, LayerOutput, Model
 
 
 @dataclass

@@ -10,12 +10,12 @@ from statistics import median
 
 import torch
 
-from ffncompress.external import Model
 from ffncompress.models import Block, context_of
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
 from ffncompress.runtime.progress import Progress, silent
+from ffncompress.type_aliases import Model
 
 REPEATS = 7
 _What = tuple[tuple[int, int, int], Shape | None] | str  # a block of a size and its replacement, if any; or the model

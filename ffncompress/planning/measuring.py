@@ -8,7 +8,6 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
-from ffncompress.external import Model
 from ffncompress.models import Block, ModelSource, context_of, find_blocks, load_model, load_tokenizer
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
@@ -16,10 +15,10 @@ from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.reading import better_reading, check_ids, check_length, embedding_rows
 from ffncompress.passes.swaps import SequenceErrors, measure_base, measure_swaps
-from ffncompress.planning.budget import SWAP_RATIO, check_budget
-from ffncompress.planning.measurements import Measurements
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.menus import make_menu, score_block, score_swap
 from ffncompress.planning.search import within_factor
+from ffncompress.planning.spending import SWAP_RATIO, check_budget
 from ffncompress.records.plan import Option, Swap
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.replacement.building import build_replacement
@@ -33,12 +32,13 @@ from ffncompress.settings import PlanSettings
 from ffncompress.text.corpus import Corpus, gather_text
 from ffncompress.text.sources import default_text
 from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Model
 
 GRADIENT_TOKENS = 4096  # of either text, for a backward pass
 SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
 
 
-def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Measurements:
+def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> MeasuredModel:
     """Every pass over the model that looks at blocks one by one: moments, base, forecast, swaps.
 
     Raises:
@@ -75,7 +75,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     swaps = _try_swaps(model, blocks, fitted, menus, corpus, settings, base, run)
     # what is decided by is the same in all processes
     base, scores, swaps = run.workers.from_main((base, scores, swaps))
-    return Measurements(
+    return MeasuredModel(
         source=source,
         model=model,
         blocks=blocks,

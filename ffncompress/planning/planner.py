@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from ffncompress import __version__
 from ffncompress.budgets import Budget, parse_blocks
-from ffncompress.external import Model
 from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed
 from ffncompress.passes.losses import perplexity
 from ffncompress.passes.proof import proof_of
 from ffncompress.passes.refit import refit
-from ffncompress.planning.budget import choose, spend_gain
 from ffncompress.planning.explaining import explain, summarise
-from ffncompress.planning.measurements import Measurements
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
 from ffncompress.planning.search import Choice, SearchSpace, trace_frontier
+from ffncompress.planning.spending import choose, spend_gain
 from ffncompress.records.plan import BaseRef, BlockPlan, FrontierPoint, JointCheck, Plan
 from ffncompress.replacement.building import tensors_of
 from ffncompress.runtime.run import Run
 from ffncompress.settings import PlanSettings
 from ffncompress.storage.registry import record_place
+from ffncompress.type_aliases import Model
 
 
 def make_plan(
@@ -47,7 +47,7 @@ def make_plan(
     return (*solve(found, settings), found.moments)
 
 
-def solve(measured: Measurements, settings: PlanSettings) -> tuple[Plan, dict[str, Tensor]]:
+def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[str, Tensor]]:
     """Spend a budget on what was measured; returns the plan and its fitted tensors."""
     space = measured.space()
     joint: list[JointCheck] = []
@@ -78,7 +78,7 @@ def solve(measured: Measurements, settings: PlanSettings) -> tuple[Plan, dict[st
 
 
 def _refitted(
-    measured: Measurements,
+    measured: MeasuredModel,
     space: SearchSpace,
     settings: PlanSettings,
     choice: Choice,
@@ -103,7 +103,7 @@ def _refitted(
     return choice, again, checks[1:]
 
 
-def _refit(measured: Measurements, choice: Choice) -> dict[int, nn.Module]:
+def _refit(measured: MeasuredModel, choice: Choice) -> dict[int, nn.Module]:
     shapes = {i: option.shape for i, option in enumerate(choice) if option is not None}
     corpus = measured.corpus
     return refit(
@@ -112,7 +112,7 @@ def _refit(measured: Measurements, choice: Choice) -> dict[int, nn.Module]:
 
 
 def describe(
-    measured: Measurements,
+    measured: MeasuredModel,
     settings: PlanSettings,
     space: SearchSpace,
     choice: Choice,

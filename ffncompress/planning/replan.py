@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ffncompress.budgets import Budget
 from ffncompress.errors import BudgetError, PlanError
-from ffncompress.external import Model
 from ffncompress.models import Block, find_blocks, installed, load_model
 from ffncompress.models.base import find_base
 from ffncompress.passes.losses import delta_perplexity
 from ffncompress.passes.proof import proof_of
-from ffncompress.planning.budget import size_cap
 from ffncompress.planning.explaining import explain
 from ffncompress.planning.search import SearchSpace, correction
+from ffncompress.planning.spending import size_cap
 from ffncompress.records.plan import Plan
 from ffncompress.records.plan_files import load_moments
 from ffncompress.replacement.building import build_replacement, tensors_of
@@ -27,6 +26,7 @@ from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.progress import Progress, silent, step
 from ffncompress.sanitize import in_short
 from ffncompress.settings import PlanSettings
+from ffncompress.type_aliases import Model
 
 
 def replan(

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.external import Model
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
 from ffncompress.recovery import Moments
 from ffncompress.runtime.run import Run
 from ffncompress.text.corpus import Corpus
+from ffncompress.type_aliases import Model
 
 FLOOR = 1e-6  # of the mean eigenvalue: what the giver's inputs never do is not blown up
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.external import Model
 from ffncompress.models import Block
 from ffncompress.passes.calibration import collect_moments, group_by_memory
 from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
@@ -25,6 +24,7 @@ from ffncompress.replacement.fitting import linear_scores, whole_map
 from ffncompress.runtime.run import Run
 from ffncompress.text.corpus import Corpus
 from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Model
 
 LINEAR = 0.7  # R2_lin from which a block is called linear at all
 FEW, NEAR_ONE = 64, 2.0  # an effective rank is few below d_out / 64, and in a narrow model below 2

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.external import Model
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
@@ -18,6 +17,7 @@ from ffncompress.recovery.bilinear import RANK, fit_bilinear
 from ffncompress.runtime.run import Run
 from ffncompress.text.corpus import Corpus
 from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Model
 
 FIT_TOKENS, HELD_OUT_TOKENS = 12_288, 8_192
 ROW_BYTES = 2 * 2**30  # of captured rows at a time

@@ -8,7 +8,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from ffncompress.errors import BudgetError
-from ffncompress.external import TypeForm
 from ffncompress.models import count_parameters
 from ffncompress.profiling.agreement import summarise_probes
 from ffncompress.profiling.measure import Linear, measure_blocks, regime_of, swap_linear
@@ -18,6 +17,7 @@ from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile,
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject
 from ffncompress.text.sources import public_name
+from ffncompress.type_aliases import TypeForm
 
 T = TypeVar("T")
 

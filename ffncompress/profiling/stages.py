@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ffncompress.external import TypeForm
 from ffncompress.profiling.records import StageTime
 from ffncompress.runtime.stages import Facts, Stages
 from ffncompress.runtime.workers import Workers
+from ffncompress.type_aliases import TypeForm
 
 T = TypeVar("T")
 

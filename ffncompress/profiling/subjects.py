@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from ffncompress.errors import FfncompressError
-from ffncompress.external import Config, Model, Tokenizer
 from ffncompress.models import (
     Block,
     ModelSource,
@@ -30,6 +29,7 @@ from ffncompress.settings import PlanSettings, ProfileSettings
 from ffncompress.text.corpus import Corpus, gather_text
 from ffncompress.text.sources import Reading, Text, default_text, public_name
 from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Config, Model, Tokenizer
 
 RANDOM = "random"
 FORWARD_BATCHES = 6  # that a bare forward pass is timed on, after one to warm up

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ffncompress.external import Json
+from ffncompress.type_aliases import Json
 
 
 def migrated(plan: Json) -> Json:

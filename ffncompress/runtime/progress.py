@@ -12,7 +12,8 @@ T = TypeVar("T")
 class Progress(Protocol):
     """A progress callback: it wraps a loop, yields the items, and may show how far it is."""
 
-    def __call__(self, items: Sequence[T], description: str, /) -> Iterable[T]: ...
+    def __call__(self, items: Sequence[T], description: str, /) -> Iterable[T]:
+        """The items, one by one, while it is shown how far it is."""
 
 
 def silent(items: Sequence[T], _description: str, /) -> Iterable[T]:

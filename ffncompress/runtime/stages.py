@@ -28,11 +28,11 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError
-from ffncompress.external import TypeForm
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.files import write_file
 from ffncompress.storage.working import open_working, remove_working
+from ffncompress.type_aliases import TypeForm
 
 T = TypeVar("T")
 Facts = Mapping[str, object]  # all that a result depends on, by name

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ffncompress.errors import FfncompressError, ProcessError
-from ffncompress.external import DeviceMap
 from ffncompress.runtime.launch import processes
 from ffncompress.sanitize import in_short
+from ffncompress.type_aliases import DeviceMap
 
 T = TypeVar("T")
 R = TypeVar("R")

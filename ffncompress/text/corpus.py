@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ffncompress.errors import TextError
-from ffncompress.external import Tokenizer
 from ffncompress.settings import PlanSettings
 from ffncompress.storage.registry import record_place, recorded_place
 from ffncompress.text.parts import CHOOSE, FIT, HALVES, read_parts
 from ffncompress.text.sources import Reading, Text, TextRef, is_public, lasting_name, read
 from ffncompress.text.windows import Windows, cut, document_windows, joined_windows
+from ffncompress.type_aliases import Tokenizer
 
 CHOOSE_SHARE, CHOOSE_TOKENS = 0.25, 8192  # of the tokens, up to so many: the paper holds out a fifth to a quarter
 VERIFY_WINDOWS = 8  # at least: a spread over fewer says little

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ffncompress.errors import TextError
-from ffncompress.external import Json
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Count, Record
+from ffncompress.type_aliases import Json
 
 if TYPE_CHECKING:
     pass

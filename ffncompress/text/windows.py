@@ -14,8 +14,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from ffncompress.external import Tokenizer
 from ffncompress.text.sources import CHUNK, Reading, Text, ended
+from ffncompress.type_aliases import Tokenizer
 
 STEP = 8  # lengths are multiples of it: a few tokens of a short document for larger batches
 SHORTEST = 16  # tokens: what is left of a document below it says next to nothing

@@ -18,7 +18,7 @@ from ffncompress.budgets import Budget, Limit, parse_blocks
 from ffncompress.errors import BudgetError, FfncompressError, PlanError, TextError
 from ffncompress.models import Block, find_blocks
 from ffncompress.models.families import GATED
-from ffncompress.planning.measurements import joint_check
+from ffncompress.planning.measured_model import joint_check
 from ffncompress.planning.menus import menu_shapes
 from ffncompress.planning.search import SearchSpace, correction, smallest_within, trace_frontier
 from ffncompress.records.plan import JointCheck, Option, Shape, Swap

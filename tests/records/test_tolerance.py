@@ -15,7 +15,7 @@ from ffncompress.budgets import Limit
 from ffncompress.cli import console
 from ffncompress.gate import verdict as gate
 from ffncompress.gate.perplexity import Answer
-from ffncompress.planning.measurements import joint_check
+from ffncompress.planning.measured_model import joint_check
 from ffncompress.records import tolerance as promise
 from ffncompress.records.plan import JointCheck, Plan
 from ffncompress.records.tolerance import CHANCE, TEXT_TO_TEXT, Rise, Tolerance, paired_rise, tolerance_of

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from ffncompress import Plan, api, apply_
 from ffncompress.models import find_blocks, find_model, load_model
 from ffncompress.passes.calibration import collect_moments
-from ffncompress.planning.folder import save_plan
 from ffncompress.planning.measuring import measure_model
 from ffncompress.planning.menus import menu_shapes
 from ffncompress.planning.planner import describe
+from ffncompress.planning.saving import save_plan
 from ffncompress.records.plan import Kind, Shape
 from ffncompress.replacement.building import build_replacement, tensors_of
 from ffncompress.replacement.fitting import fit_block, fit_name, fit_some

@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ffncompress.external import Json
 from ffncompress.profiling.records import Study
+from ffncompress.type_aliases import Json
 
 POINTS = 48  # of a curve over ranks: more than a screen shows
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ffncompress.budgets import Budget, parse_blocks, parse_speed
 from ffncompress.errors import BudgetError
-from ffncompress.external import Model
 from ffncompress.models import Block, count_parameters
-from ffncompress.planning.measurements import Measurements
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.search import Choice, SearchSpace, smallest_within
 from ffncompress.records.plan import JointCheck
 from ffncompress.settings import PlanSettings
+from ffncompress.type_aliases import Model
 
 SWAP_RATIO = 8.0  # the paper's factor: what is tried alone where the budget names none
 
@@ -39,7 +39,7 @@ def size_cap(settings: PlanSettings, whole: int) -> int | None:
 
 
 def choose(
-    measured: Measurements, space: SearchSpace, settings: PlanSettings, forced: list[int] | None
+    measured: MeasuredModel, space: SearchSpace, settings: PlanSettings, forced: list[int] | None
 ) -> tuple[Choice, list[JointCheck]]:
     """The choice that the budget asks for, with replacements as fitted on the original model."""
     budget, whole = Budget.parse(settings.budget), count_parameters(measured.model)

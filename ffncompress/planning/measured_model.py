@@ -8,7 +8,6 @@ from functools import partial
 from torch import Tensor, nn
 
 from ffncompress.budgets import Limit
-from ffncompress.external import Model
 from ffncompress.models import Block, ModelSource, count_parameters, installed
 from ffncompress.passes.doubts import doubt_of_slimmed, refuse
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
@@ -20,13 +19,14 @@ from ffncompress.replacement.fitting import Fitted, fit_name
 from ffncompress.runtime.run import Run
 from ffncompress.settings import PlanSettings
 from ffncompress.text.corpus import VERIFY_WINDOWS, Corpus
+from ffncompress.type_aliases import Model
 
 CONFIDENCE = 1.645  # standard errors: one-sided 95 %
 _Seconds = tuple[list[list[Option]], list[float], float]  # options with theirs, of the FFNs as they are, of the model
 
 
 @dataclass
-class Measurements:
+class MeasuredModel:
     """A model, its text, and what the passes over it gave, block by block."""
 
     source: ModelSource
