@@ -37,6 +37,7 @@ def test_every_command_explains_itself_within_100_columns(command: str, capsys: 
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_the_pipeline_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_plan_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     """SIGTERM ends like Ctrl-C: finished stages stay, nothing else does, and the next run uses them."""

@@ -56,6 +56,7 @@ def test_every_command_is_in_the_table() -> None:
     assert sorted(rows) == sorted(cli.commands)
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     example = next(block for block in fenced("python") if "ffncompress.plan" in block)

@@ -20,6 +20,8 @@ from ffncompress import api, load
 from ffncompress.cli import run
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["--tokens", "2048", "--seq-len", "64", "--blocks", "1"]
 
 

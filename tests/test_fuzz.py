@@ -31,6 +31,8 @@ from ffncompress.records.plan_files import MOMENTS_FILE
 from ffncompress.storage.manifest import Manifest
 from ffncompress.text.sources import is_public, read
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = {  # half a minute in all; benchmarks/fuzz.py tries a hundred thousand
     "plans": 60, "sized-plans": 120, "replacements": 60, "configs": 60, "weights": 30, "gates": 100, "origins": 80,
     "carried-plans": 60, "manifests": 200, "studies": 300, "recipes": 300, "tokenizers": 50, "moments": 40,

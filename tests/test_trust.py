@@ -26,6 +26,8 @@ from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 from ffncompress.storage.registry import record_place, recorded_place
 from ffncompress.text.sources import read
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(5, 25)[None]
 
 

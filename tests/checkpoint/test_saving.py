@@ -18,6 +18,8 @@ from ffncompress import api, apply_, load, patched
 from ffncompress.errors import ArtifactError, ModelError, PlanError
 from ffncompress.models import find_model, load_model
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(5, 25)[None]
 
 

@@ -24,6 +24,8 @@ from ffncompress.settings import EvalSettings
 from ffncompress.text.parts import read_parts
 from ffncompress.text.sources import read
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def slim(demo_slim: Path, tmp_path: Path) -> Path:

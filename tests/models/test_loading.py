@@ -58,6 +58,7 @@ def gguf_file(tmp_path: Path, tokenizer) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_gguf_file_goes_through_the_pipeline(gguf_file: Path, tmp_path: Path) -> None:
     source = find_model(str(gguf_file))
     model = load_model(source)

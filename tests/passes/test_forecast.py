@@ -36,6 +36,7 @@ def test_every_rank_by_brute_force(metric: Metric | None) -> None:
         torch.testing.assert_close(ours[:, rank], expected, rtol=1e-3, atol=1e-4)  # products are single
 
 
+@pytest.mark.slow
 def test_the_metric_is_what_a_small_error_costs() -> None:
     """e' M e over draws of the labels is the Fisher information, which is the curvature of the divergence."""
     model, ids = tiny_model("llama"), torch.randint(1, 3000, (1, 4), generator=torch.Generator().manual_seed(0))
@@ -75,6 +76,7 @@ def test_a_lost_massive_activation_is_seen() -> None:
     assert local < 1e-12
 
 
+@pytest.mark.slow
 def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
     """Labels are drawn from the model, so what is predicted is the divergence from it; within a factor of two."""
     parts, run = read_parts("python-docs"), Run(Workers("cpu"))

@@ -13,6 +13,8 @@ from ffncompress.cli import run
 from ffncompress.models import find_model, load_model
 from ffncompress.passes import heal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def harsh_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:

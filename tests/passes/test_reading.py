@@ -30,6 +30,8 @@ from ffncompress.text.parts import read_parts
 from ffncompress.text.sources import Text, read
 from ffncompress.text.windows import document_windows, joined_windows
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"name{i}" for i in range(8)]
 THINGS = [f"thing{i}" for i in range(40)]
 PLAN = {"tokens": 8192, "seq_len": 64}

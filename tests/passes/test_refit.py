@@ -82,6 +82,7 @@ def test_undoing_the_drift_brings_the_stream_closer(family: str) -> None:
     assert undone < distance(alone)
 
 
+@pytest.mark.slow
 def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
     """On held-out text that neither way has seen."""
     from ffncompress.passes.losses import perplexity, sequence_losses

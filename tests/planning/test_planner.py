@@ -110,6 +110,7 @@ def test_block_lists() -> None:
 EIGHTHS = st.integers(1, 80).map(lambda n: n / 8)  # sums of these are exact
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(deltas=st.lists(EIGHTHS, min_size=1, max_size=12), limit=EIGHTHS)
 def test_the_smallest_within_a_limit(deltas: list[float], limit: float) -> None:
@@ -191,6 +192,7 @@ def test_a_plan_reads_back_as_it_was_and_explains_itself(demo_plan: Path) -> Non
     assert plan.ratios["replaced_ffns"] <= 1 / 8 * 1.01
 
 
+@pytest.mark.slow
 def test_a_size_is_met_and_the_gate_has_something_to_hold_it_to(tmp_path: Path) -> None:
     plan = api.plan("demo", tmp_path / "plan", tokens=4096, budget="-20%", refit=False)
     assert 0.75 < plan.ratios["whole_model"] <= 0.8
@@ -201,6 +203,7 @@ def test_a_size_is_met_and_the_gate_has_something_to_hold_it_to(tmp_path: Path) 
     assert "OVER" not in plan.summary
 
 
+@pytest.mark.slow
 def test_a_frontier_and_a_point_of_it_without_text(tmp_path: Path, demo_source) -> None:
     """The second plan reads no text: the file is gone by then."""
     file = tmp_path / "text.txt"
@@ -223,6 +226,7 @@ def test_a_frontier_and_a_point_of_it_without_text(tmp_path: Path, demo_source) 
         api.plan(str(tmp_path / "second"), tmp_path / "third", at=0.8)
 
 
+@pytest.mark.slow
 def test_a_point_equals_the_plan_of_that_size(tmp_path: Path) -> None:
     """What moments give later is what the pass gave then."""
     plan = api.plan("demo", tmp_path / "plan", tokens=4096, budget="-15%", keep_moments=True, refit=False)
@@ -232,6 +236,7 @@ def test_a_point_equals_the_plan_of_that_size(tmp_path: Path) -> None:
         torch.testing.assert_close(load_tensors(again, tmp_path / "again")[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_target_speed_is_planned_with_measured_times(tmp_path: Path) -> None:
     plan = api.plan("demo", tmp_path / "plan", tokens=4096, target_speed="1.1x", refit=False)
     assert plan.replaced

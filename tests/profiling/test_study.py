@@ -34,6 +34,8 @@ from ffncompress.recovery.bilinear import fit_bilinear
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = {"tokens": 2048, "seq_len": 64, "data": ["python-docs"]}
 

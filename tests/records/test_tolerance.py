@@ -12,7 +12,7 @@ import torch
 
 from ffncompress import api
 from ffncompress.budgets import Limit
-from ffncompress.cli import console
+from ffncompress.cli import tables
 from ffncompress.gate import verdict as gate
 from ffncompress.gate.perplexity import Answer
 from ffncompress.planning.measured_model import joint_check
@@ -143,6 +143,7 @@ def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) 
     assert not len(corpus.gather_text(limited, PYTHON_DOCS, tokenizer, CONTEXT).fresh)
 
 
+@pytest.mark.slow
 def test_a_sized_plan_promises_says_so_and_is_held_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = api.plan("demo", tmp_path / "plan", tokens=4096, budget="-25%", refit=False)
     final = plan.final_check
@@ -150,7 +151,7 @@ def test_a_sized_plan_promises_says_so_and_is_held_to_it(tmp_path: Path, capsys:
     assert final.fresh
     assert final.windows is not None
     assert final.windows > 20
-    console.print_plan(plan)
+    tables.print_plan(plan)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"ffncompress eval will hold it to {plan.tolerance.limit}: this rise, and a margin" in printed
     result = api.evaluate(api.compress(tmp_path / "plan", tmp_path / "slim"), tokens=4096, repeats=1)
@@ -159,7 +160,7 @@ def test_a_sized_plan_promises_says_so_and_is_held_to_it(tmp_path: Path, capsys:
     assert result.limit_warning == ""
     assert result.main.rise_error is not None
     assert 0 < result.main.rise_error < 0.1
-    console.print_gate(result.model_copy(update={"limit_warning": "this limit is wide"}))
+    tables.print_gate(result.model_copy(update={"limit_warning": "this limit is wide"}))
     assert "this limit is wide" in capsys.readouterr().out
 
 

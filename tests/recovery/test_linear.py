@@ -220,6 +220,7 @@ def test_a_weight_is_a_repetition(seed: int, times: int) -> None:
         torch.testing.assert_close(getattr(weighted, name), getattr(repeated, name), rtol=1e-12, atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 1000), scale=st.floats(1e-3, 1e3))
 def test_r2_does_not_mind_units(seed: int, scale: float) -> None:

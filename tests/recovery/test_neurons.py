@@ -108,6 +108,7 @@ def test_neurons_and_a_full_bypass_equal_lstsq_on_both() -> None:
     torch.testing.assert_close(bias, expected[8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2, 4])
 def test_no_other_bypass_of_that_rank_does_better(rank: int) -> None:
     """Alternating least squares, from several starts and all the way, ends no lower than the closed form."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from ffncompress import Plan, api, apply_
 from ffncompress.models import find_blocks, find_model, load_model
 from ffncompress.passes.calibration import collect_moments
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
 from ffncompress.planning.menus import menu_shapes
 from ffncompress.planning.planner import describe
@@ -110,10 +113,23 @@ def test_the_menu_is_smaller_than_the_block_and_fits_are_named(measured) -> None
     assert {shape.kind for shape in menu_shapes(block)} == set(KINDS)
 
 
-def plan_of_kind(folder: Path, kind: str, output: Path) -> Plan:
+FORCED = PlanSettings(tokens=2048, seq_len=64, blocks="0,2", budget="2x")
+
+
+@pytest.fixture(scope="module")
+def measured_folder(tiny_folder) -> Callable[[str], tuple[Path, MeasuredModel]]:
+    """A tiny model of a family and what the passes over it gave, once for all kinds."""
+
+    @cache
+    def measure(family: str) -> tuple[Path, MeasuredModel]:
+        folder = tiny_folder(family)
+        return folder, measure_model(find_model(str(folder)), FORCED, Run(Workers("cpu")))
+
+    return measure
+
+
+def plan_of_kind(found: MeasuredModel, kind: str, output: Path) -> Plan:
     """A plan that replaces blocks 0 and 2 by replacements of one kind."""
-    settings = PlanSettings(tokens=2048, seq_len=64, blocks="0,2", budget="2x")
-    found = measure_model(find_model(str(folder)), settings, Run(Workers("cpu")))
     choice: list = [None] * len(found.blocks)
     for i in (0, 2):
         choice[i] = max((o for o in found.menus[i] if o.kind == kind), key=lambda o: o.parameters)
@@ -124,15 +140,16 @@ def plan_of_kind(folder: Path, kind: str, output: Path) -> Plan:
         for i, b in enumerate(found.blocks)
         if choice[i]
     }
-    plan = describe(found, settings, found.space(), choice, [], [], [0, 2])
+    plan = describe(found, FORCED, found.space(), choice, [], [], [0, 2])
     return save_plan(plan, output, tensors_of(modules))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama-tied", "qwen2", "gemma"])
-def test_every_kind_reloads_by_plain_from_pretrained(family: str, kind: str, tiny_folder, tmp_path: Path) -> None:
-    folder = tiny_folder(family)
-    plan = plan_of_kind(folder, kind, tmp_path / "plan")
+def test_every_kind_reloads_by_plain_from_pretrained(family: str, kind: str, measured_folder, tmp_path: Path) -> None:
+    folder, found = measured_folder(family)
+    plan = plan_of_kind(found, kind, tmp_path / "plan")
     slim = api.compress(tmp_path / "plan", tmp_path / "slim")
     in_place = apply_(load_model(find_model(str(folder))), tmp_path / "plan")
     reloaded = AutoModelForCausalLM.from_pretrained(slim)

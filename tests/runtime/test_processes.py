@@ -21,6 +21,8 @@ from ffncompress.records.plan import Plan
 from ffncompress.records.plan_files import TENSOR_FILE
 from ffncompress.recovery import bilinear
 
+pytestmark = pytest.mark.slow
+
 
 def launch(count: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """So many processes of a thread each."""

@@ -26,6 +26,8 @@ from ffncompress.storage import outputs
 from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 from ffncompress.storage.working import open_working, working_folder
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 

@@ -179,6 +179,7 @@ def test_a_demo_asks_before_it_replaces(
     assert (tmp_path / "ffncompress-demo-plan" / "notes.txt").is_file()
 
 
+@pytest.mark.slow
 def test_every_output_has_its_manifest_and_eval_keeps_it_true(demo_plan: Path, tmp_path: Path) -> None:
     assert Manifest.read(demo_plan).kind == "plan"
     slim = api.compress(demo_plan, tmp_path / "slim")

@@ -91,6 +91,7 @@ def test_a_hub_source_that_cannot_be_had(tmp_path: Path) -> None:
         read(f"hub:{tmp_path}/nothing::train:text")
 
 
+@pytest.mark.slow
 def test_windows_tile_the_text_and_are_seeded(tmp_path: Path, tokenizer) -> None:
     text = Text("t", "all", (LINES,))
     ids = tokenizer(LINES, add_special_tokens=False)["input_ids"]

@@ -113,6 +113,7 @@ def test_the_error_is_that_of_a_mean_over_tokens() -> None:
     assert sum(error for _, error in found) / len(found) == pytest.approx(spread, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_passes_over_them_equals_window_by_window() -> None:
     """Moments, gradients, swaps and captured rows of uneven windows, against each window run by itself."""
     model, run, windows = tiny_model("llama"), Run(Workers("cpu")), uneven()
