@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ffncompress.errors import TextError
-from ffncompress.text.sources import CHUNK, PYTHON_DOCS, Text, python_docs, read
+from ffncompress.text.python_docs import python_docs
+from ffncompress.text.sources import CHUNK, PYTHON_DOCS, Text, read
 
 FIT, CHOOSE, REPORT = "fit", "choose", "report"
 SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}

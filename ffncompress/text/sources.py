@@ -12,21 +12,18 @@ A new kind of source is a reader here, and a line in `read`.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import re
-import sysconfig
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ffncompress.errors import TextError
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Count, Record
+from ffncompress.text.python_docs import python_docs
 from ffncompress.type_aliases import Json
 
 if TYPE_CHECKING:
@@ -137,48 +134,6 @@ def read(source: str) -> Text:
 def ended(document: str) -> str:
     """A row that is a line of a larger text (as WikiText's are) keeps its own end; others get a blank line."""
     return document if document.endswith("\n") else f"{document}\n\n"
-
-
-@cache
-def python_docs() -> list[tuple[str, str]]:
-    """(name, text) of the language reference pages and of each standard module's docstrings."""
-    named = []
-    try:
-        from pydoc_data.topics import topics
-
-        named = [(f"topic:{name}", text) for name, text in sorted(topics.items())]
-    except ImportError:  # some distributions leave it out
-        pass
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for file in sorted(root.rglob("*.py")):
-        parts = file.relative_to(root).parts
-        if {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"} & set(parts):
-            continue
-        text = _docstrings(file)
-        if text:
-            named.append(("/".join(parts), text))
-    if not named:
-        raise TextError("python-docs: this Python ships without its reference pages; give --data a text file")
-    return named
-
-
-def _docstrings(file: Path) -> str:
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = []
-    queue: deque[ast.AST] = deque([tree])  # as ast.walk, but of expressions, which hold no docstring, nothing is seen
-    while queue:
-        node = queue.popleft()
-        queue.extend(
-            c for c in ast.iter_child_nodes(node) if isinstance(c, ast.stmt | ast.ExceptHandler | ast.match_case)
-        )
-        if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
-            name = getattr(node, "name", file.stem)
-            found.append(f"{name}: {docstring}")
-    return "\n\n".join(found)
 
 
 def _file(path: Path) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sysconfig
 from pathlib import Path
 
 import pyarrow
@@ -13,6 +15,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from ffncompress.errors import TextError
+from ffncompress.text import python_docs
 from ffncompress.text.parts import SHARES, read_parts
 from ffncompress.text.sources import PYTHON_DOCS, Text, read
 from ffncompress.text.windows import joined_windows, opening_tokens
@@ -51,6 +54,19 @@ def test_a_repeated_document_is_in_one_part_only(tmp_path: Path) -> None:
 
 def test_lines_of_a_larger_text_are_joined_as_they_were() -> None:
     assert Text("t", "all", (" = Title = \n", " A line . \n", "A row")).joined == " = Title = \n A line . \nA row\n\n"
+
+
+def test_python_docs_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read again from the cache, they are the same; a damaged cache, or a Python that changed, is read anew."""
+    monkeypatch.setenv("FFNCOMPRESS_CACHE", str(tmp_path))
+    monkeypatch.setattr(python_docs, "_LEFT_OUT", {*os.listdir(sysconfig.get_paths()["stdlib"])} - {"email"})
+    fresh = python_docs.python_docs.__wrapped__()
+    assert any(name.startswith("email/") for name, _ in fresh)
+    (memory,) = (tmp_path / "python-docs").glob("*.json")
+    monkeypatch.setattr(python_docs, "_docstrings", lambda _: "other")
+    assert python_docs.python_docs.__wrapped__() == fresh
+    memory.write_text("[[1")
+    assert python_docs.python_docs.__wrapped__() != fresh
 
 
 def test_python_docs_are_divided_by_name() -> None:
