@@ -14,21 +14,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ffncompress import calibration, recovery, texts
-from ffncompress.calibration import BlockMoments, collect_moments, own_batches
-from ffncompress.forecast import gradients, label_seeds, loss_metrics, predict_losses
+from ffncompress import recovery
 from ffncompress.models import Block, find_blocks, find_model, installed, load_model, load_tokenizer, out_projection
-from ffncompress.modules import Shape
-from ffncompress.plans import Option
-from ffncompress.refit import refit
-from ffncompress.scoring import fit_some, replacement
-from ffncompress.selection import Market
-from ffncompress.swaps import perplexity, sequence_losses
-from ffncompress.workers import Workers
+from ffncompress.passes import calibration
+from ffncompress.passes.activations import own_batches
+from ffncompress.passes.calibration import collect_moments
+from ffncompress.passes.forecast import gradients, label_seeds, loss_metrics, predict_losses
+from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.passes.refit import refit
+from ffncompress.planning.search import SearchSpace
+from ffncompress.records.plan import Option, Shape
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import fit_some
+from ffncompress.replacement.moments import BlockMoments
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.text.sources import read
+from ffncompress.text.windows import joined_windows
 
 STEPS = 16
 GRADIENT_TOKENS = 4096
-WORKERS = Workers("cpu")
+RUN = Run(Workers("cpu"))
 
 
 class Study:
@@ -39,12 +45,12 @@ class Study:
         self.blocks = find_blocks(model)
         self.ffns = [model.get_submodule(block.path) for block in self.blocks]
         few = max(1, GRADIENT_TOKENS // fit.shape[1])
-        self.metrics = loss_metrics(model, self.blocks, fit[:few], WORKERS)
+        self.metrics = loss_metrics(model, self.blocks, fit[:few], RUN)
         self.relative = relative_metrics(model, self.blocks, fit[:few])
-        self.moments = self.with_metrics(collect_moments(model, self.blocks, fit, held, WORKERS), self.metrics)
+        self.moments = self.with_metrics(collect_moments(model, self.blocks, fit, held, RUN), self.metrics)
         names = [[f"neurons {b.d_inner * i // STEPS}" for i in range(1, STEPS)] for b in self.blocks]
         fits = [fit_some(*each) for each in zip(self.blocks, self.moments, self.ffns, names, strict=True)]
-        self.losses = predict_losses(model, self.blocks, fits, held[:few], WORKERS)
+        self.losses = predict_losses(model, self.blocks, fits, held[:few], RUN)
 
     @staticmethod
     def with_metrics(moments: list[BlockMoments], metrics: list[Tensor] | None) -> list[BlockMoments]:
@@ -64,8 +70,8 @@ class Study:
             ]
             for block, own in zip(self.blocks, self.losses, strict=True)
         ]  # fmt: skip
-        market = Market(self.blocks, menus, [1.0] * len(self.blocks))
-        choice = market.choose(parameters=(1 - self.share) * market.full)
+        space = SearchSpace(self.blocks, menus, [1.0] * len(self.blocks))
+        choice = space.choose(parameters=(1 - self.share) * space.full)
         return {i: option.width for i, option in enumerate(choice) if option is not None}
 
     def built(self, widths: dict[int, int], moments: list[BlockMoments]) -> dict[int, nn.Module]:
@@ -73,7 +79,7 @@ class Study:
         for i, width in widths.items():
             name = f"neurons {width}"
             own = fit_some(self.blocks[i], moments[i], self.ffns[i], [name])[name]
-            made[i] = replacement(self.blocks[i], self.ffns[i], Shape("neurons", width), own)
+            made[i] = build_replacement(self.blocks[i], self.ffns[i], Shape("neurons", width), own)
         return made
 
     def shrunk_to_zero(self, widths: dict[int, int]) -> dict[int, nn.Module]:
@@ -85,17 +91,17 @@ class Study:
             none = torch.zeros_like(out_projection(self.model, block)[0])
             inner = (moments.fit_inner, moments.held_out_inner)
             own = recovery.fit_neurons(*inner, kept, none, biased=block.out_bias).cpu()
-            made[i] = replacement(block, self.ffns[i], Shape("neurons", width), own)
+            made[i] = build_replacement(block, self.ffns[i], Shape("neurons", width), own)
         return made
 
     def in_order(self, widths: dict[int, int], undo_drift: bool) -> dict[int, nn.Module]:
         shapes = {i: Shape("neurons", width) for i, width in widths.items()}
         return refit(
-            self.model, self.blocks, shapes, self.fit, self.held, WORKERS, metrics=self.metrics, undo_drift=undo_drift
+            self.model, self.blocks, shapes, self.fit, self.held, RUN, metrics=self.metrics, undo_drift=undo_drift
         )
 
     def rows(self) -> Iterator[tuple[str, dict[int, nn.Module]]]:
-        """Each row of the table: its name and its stand-ins."""
+        """Each row of the table: its name and its replacements."""
         best = self.widths(1.0)
         yield "in use: allocated by predicted loss", self.built(best, self.moments)
         yield "one width everywhere", self.built(self.widths(0.0), self.moments)
@@ -112,7 +118,7 @@ class Study:
         """Moments with other row weights."""
         before, calibration.stream_weights = calibration.stream_weights, weigh
         try:
-            moments = collect_moments(self.model, self.blocks, self.fit, self.held, WORKERS)
+            moments = collect_moments(self.model, self.blocks, self.fit, self.held, RUN)
         finally:
             calibration.stream_weights = before
         return self.with_metrics(moments, self.metrics)
@@ -121,7 +127,7 @@ class Study:
 def relative_metrics(model: nn.Module, blocks: list[Block], windows: Tensor) -> list[Tensor]:
     """E[|s|^2 g g'] of each block: what an error relative to the stream costs, by direction."""
     metrics = [torch.zeros(b.d_out, b.d_out, dtype=torch.float64) for b in blocks]
-    for at, ids in own_batches(windows, WORKERS):
+    for at, ids in own_batches(windows, RUN):
         for total, (rows, g) in zip(metrics, gradients(model, blocks, ids, label_seeds(at, 0)), strict=True):
             scaled = (g * rows.stream.norm(dim=1, keepdim=True)).double()
             total += scaled.T @ scaled
@@ -129,7 +135,7 @@ def relative_metrics(model: nn.Module, blocks: list[Block], windows: Tensor) -> 
 
 
 def measure(model: nn.Module, ids: Tensor) -> float:
-    return perplexity(sequence_losses(model, ids, WORKERS))
+    return perplexity(sequence_losses(model, ids, RUN))
 
 
 def main() -> None:
@@ -145,7 +151,7 @@ def main() -> None:
 
     def windows(file: Path, tokens: int, seed: int | None = 0) -> Tensor:
         count = tokens // options.context
-        return texts.windows(texts.read(str(file)), tokenizer, length=options.context, count=count, seed=seed)
+        return joined_windows(read(str(file)), tokenizer, length=options.context, count=count, seed=seed)
 
     choose, report = windows(options.choose, 16_384), windows(options.report, 8_192, None)
     held, shown = choose[: len(choose) // 2], choose[len(choose) // 2 :]

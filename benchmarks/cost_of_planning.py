@@ -15,29 +15,32 @@ import time
 
 import torch
 
-from ffncompress import texts
-from ffncompress.calibration import collect_moments, own_batches
 from ffncompress.models import find_blocks, find_model, load_model, load_tokenizer
-from ffncompress.workers import Workers
+from ffncompress.passes.activations import own_batches
+from ffncompress.passes.calibration import collect_moments
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.text.sources import read
+from ffncompress.text.windows import joined_windows
 
 
 def prepare(options: argparse.Namespace, tokens: int):
     source = find_model(options.model)
     model = load_model(source, dtype="float32")
-    ids = texts.windows(texts.read(options.text), load_tokenizer(source), length=128, count=tokens // 128)
+    ids = joined_windows(read(options.text), load_tokenizer(source), length=128, count=tokens // 128)
     if ids.numel() < tokens - 128:
         sys.exit(f"{options.text} gives only {ids.numel()} tokens, {tokens} are needed")
-    return model, find_blocks(model), ids, Workers("cpu")
+    return model, find_blocks(model), ids, Run(Workers("cpu"))
 
 
-def score(model, blocks, ids, workers) -> None:
+def score(model, blocks, ids, run) -> None:
     held_out = len(ids) // 4
-    collect_moments(model, blocks, ids[held_out:], ids[:held_out], workers)
+    collect_moments(model, blocks, ids[held_out:], ids[:held_out], run)
 
 
 @torch.inference_mode()
-def bare(model, ids, workers) -> None:
-    for _, batch in own_batches(ids, workers):
+def bare(model, ids, run) -> None:
+    for _, batch in own_batches(ids, run.workers):
         model(input_ids=batch, use_cache=False)
 
 
@@ -59,12 +62,10 @@ def main() -> None:
         score(*prepare(options, options.memory_of))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
-    model, blocks, ids, workers = prepare(options, options.tokens)
-    bare(model, ids[:8], workers)
-    score(model, blocks, ids[:8], workers)
-    pairs = [
-        (timed(bare, model, ids, workers), timed(score, model, blocks, ids, workers)) for _ in range(options.repeats)
-    ]
+    model, blocks, ids, run = prepare(options, options.tokens)
+    bare(model, ids[:8], run)
+    score(model, blocks, ids[:8], run)
+    pairs = [(timed(bare, model, ids, run), timed(score, model, blocks, ids, run)) for _ in range(options.repeats)]
     ratios = [scored / plain for plain, scored in pairs]
     print(
         f"tokens {ids.numel()}, bare forward {[round(p, 2) for p, _ in pairs]} s, "

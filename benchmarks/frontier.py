@@ -17,12 +17,10 @@ import time
 from pathlib import Path
 
 import torch
-from baselines import METHODS, NEED_GRAMS, gather
+from library.baselines import METHODS, NEED_GRAMS, gather
 from torch import Tensor
 
-from ffncompress import recovery, texts
-from ffncompress.calibration import collect_moments
-from ffncompress.forecast import loss_metrics
+from ffncompress import recovery
 from ffncompress.models import (
     context_of,
     count_parameters,
@@ -32,13 +30,20 @@ from ffncompress.models import (
     load_model,
     load_tokenizer,
 )
-from ffncompress.modules import Shape, parameters
-from ffncompress.planner import settle
-from ffncompress.scoring import fit_some, replacement
+from ffncompress.passes.calibration import collect_moments
+from ffncompress.passes.forecast import loss_metrics
+from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.planning.measuring import GRADIENT_TOKENS, measure_model
+from ffncompress.planning.planner import solve
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import fit_some
+from ffncompress.replacement.modules import parameters
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
 from ffncompress.settings import PlanSettings
-from ffncompress.survey import GRADIENT_TOKENS, survey
-from ffncompress.swaps import perplexity, sequence_losses
-from ffncompress.workers import Workers
+from ffncompress.text.sources import read
+from ffncompress.text.windows import joined_windows
 
 FIT_TOKENS, SURVEY_TOKENS, REPORT_TOKENS = 65_536, 24_576, 8_192
 SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M, 123.9 M, 114.6 M and 94.7 M of smollm2
@@ -56,7 +61,7 @@ class Bench:
         self.reread()
         self.source = find_model(str(models / name))
         self.tokenizer = load_tokenizer(self.source)
-        self.workers = Workers("cpu")
+        self.run = Run(Workers("cpu"))
         self.model = load_model(self.source)
         self.blocks = find_blocks(self.model)
         self.whole = count_parameters(self.model)
@@ -79,7 +84,7 @@ class Bench:
         self.fit = self.windows(parts[0], FIT_TOKENS // self.context, seed=0)
 
     def windows(self, file: Path, count: int, seed: int | None = None) -> Tensor:
-        return texts.windows(texts.read(str(file)), self.tokenizer, length=self.context, count=count, seed=seed)
+        return joined_windows(read(str(file)), self.tokenizer, length=self.context, count=count, seed=seed)
 
     def record(self, method: str, share: float, model: torch.nn.Module, **more: float) -> None:
         """Measure an edited model and write it down."""
@@ -91,7 +96,7 @@ class Bench:
         if same:  # whole layers or blocks go: two sizes can be one model
             entry = {name: value for name, value in same[0].items() if name not in ("lambada", "arc_easy")}
         for text, ids in () if same else self.reports.items():
-            entry[text] = perplexity(sequence_losses(model, ids, self.workers))
+            entry[text] = perplexity(sequence_losses(model, ids, self.run))
         if share in (0.0, TASKS_AT) and self.task_count:
             entry |= accuracies(model, self.tokenizer, self.data / "tasks", self.task_count, self.context)
         self.reread()
@@ -175,12 +180,12 @@ def ours(bench: Bench) -> None:
             bench.model.base_model(input_ids=ids, use_cache=False)
     forward, forward_memory = time.perf_counter() - start, peak_gigabytes()
     start = time.perf_counter()
-    found = survey(bench.source, PlanSettings(budget=budget(bench.sizes[order[0]]), **bench.settings), bench.workers)
+    found = measure_model(bench.source, PlanSettings(budget=budget(bench.sizes[order[0]]), **bench.settings), bench.run)
     surveyed = time.perf_counter() - start
     print(f"{bench.name}: forward {forward:.0f} s, survey {surveyed:.0f} s", flush=True)
     for share in order:
         start = time.perf_counter()
-        plan, tensors = settle(found, PlanSettings(budget=budget(bench.sizes[share]), **bench.settings))
+        plan, tensors = solve(found, PlanSettings(budget=budget(bench.sizes[share]), **bench.settings))
         taken = surveyed + time.perf_counter() - start
         costs = (
             {"time ratio": taken / forward, "memory ratio": peak_gigabytes() / forward_memory}
@@ -193,9 +198,9 @@ def ours(bench: Bench) -> None:
 
 
 def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> dict[int, torch.nn.Module]:
-    from ffncompress.patcher import stand_ins
+    from ffncompress.checkpoint.patcher import replacement_modules
 
-    by_path = stand_ins(bench.model, plan, tensors)
+    by_path = replacement_modules(bench.model, plan, tensors)
     return {block.index: by_path[block.path] for block in bench.blocks if block.path in by_path}
 
 
@@ -210,9 +215,9 @@ def menu_alone(bench: Bench) -> None:
         return
     fit = bench.fit[: SURVEY_TOKENS // bench.context]
     choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
-    moments = collect_moments(bench.model, bench.blocks, fit, choose, bench.workers)
+    moments = collect_moments(bench.model, bench.blocks, fit, choose, bench.run)
     few = fit[: GRADIENT_TOKENS // bench.context]
-    for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.workers), strict=True):
+    for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.run), strict=True):
         own.metric = metric
     ffns = [bench.model.get_submodule(block.path) for block in bench.blocks]
     r2_lin = [recovery.r2(recovery.fit_linear(m.fit, m.held_out), m.held_out) for m in moments]
@@ -220,7 +225,7 @@ def menu_alone(bench: Bench) -> None:
     def made(i: int, shape: Shape) -> torch.nn.Module:
         name = f"{shape.kind} {shape.width}" if shape.width else "stream"
         fit = fit_some(bench.blocks[i], moments[i], ffns[i], [name])[name]
-        return replacement(bench.blocks[i], ffns[i], shape, fit)
+        return build_replacement(bench.blocks[i], ffns[i], shape, fit)
 
     count, block = len(bench.blocks), bench.blocks[0]
     for item, shares in todo.items():

@@ -56,7 +56,7 @@ def report(name: str, folder: Path, data: Path, out: Path) -> None:
             f"{w.predicted_delta:+9.2f}  {w.delta:+9.2f} ± {w.delta_error:.2f}  {'replace' if b.replace else 'keep'} "
             f"(tried {w.describe()}; becomes {b.choice.describe() if b.choice else 'itself'})"
         )
-    print("joint checks:", [(len(c.blocks), round(c.delta, 3), round(c.delta_error, 3)) for c in plan.joint])
+    print("joint checks:", [(len(c.blocks), round(c.delta, 3), round(c.delta_error, 3)) for c in plan.joint_checks])
     for predictor, value in correlations(plan).items():
         print(f"Spearman({predictor}, swap delta-PPL) = {value:+.3f} over {len(plan.blocks)} blocks")
     slim = out / f"{name}-slim"

@@ -13,14 +13,19 @@ import statistics
 import torch
 from scipy.stats import spearmanr
 
-from ffncompress import texts
-from ffncompress.calibration import collect_moments, own_batches
-from ffncompress.forecast import gradients, loss_by_rank
 from ffncompress.models import find_blocks, find_model, load_model, load_tokenizer
-from ffncompress.modules import Shape
-from ffncompress.scoring import STREAM, fit_block, replacement
-from ffncompress.swaps import measure_swaps
-from ffncompress.workers import Workers
+from ffncompress.passes.activations import own_batches
+from ffncompress.passes.calibration import collect_moments
+from ffncompress.passes.forecast import gradients, loss_by_rank
+from ffncompress.passes.swaps import measure_swaps
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import STREAM, fit_block
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.text.parts import CHOOSE, FIT, read_parts
+from ffncompress.text.sources import read
+from ffncompress.text.windows import joined_windows
 
 LOSS_UNITS = (
     "ours: 1/2 E(|s| g'u)^2",
@@ -30,10 +35,10 @@ LOSS_UNITS = (
 )
 
 
-def gradient_candidates(model, blocks, fits, windows, workers) -> list[dict[str, float]]:
+def gradient_candidates(model, blocks, fits, windows, run) -> list[dict[str, float]]:
     """Candidates that need a backward pass, labels drawn from the model."""
     sums = [torch.zeros(6, dtype=torch.float64) for _ in blocks]
-    for at, batch in own_batches(windows, workers):
+    for at, batch in own_batches(windows, run.workers):
         for i, (rows, gradient) in enumerate(gradients(model, blocks, batch, at.tolist())):
             x, y, s, g = (t.double() for t in (rows.x, rows.y, rows.stream, gradient))
             e = x @ fits[i].weight + fits[i].bias - y
@@ -64,26 +69,26 @@ def main() -> None:
     parser.add_argument("--swap-tokens", type=int, default=4096)
     parser.add_argument("--gradient-tokens", type=int, default=2048)
     options = parser.parse_args()
-    source, workers = find_model(options.model), Workers("cpu")
+    source, run = find_model(options.model), Run(Workers("cpu"))
     model, tokenizer = load_model(source, dtype="float32"), load_tokenizer(source)
     blocks = find_blocks(model)
     if options.fit_text == options.choose_text:
-        parts = texts.read_parts(options.fit_text)
-        fit_text, choose_text = parts[texts.FIT], parts[texts.CHOOSE]
+        parts = read_parts(options.fit_text)
+        fit_text, choose_text = parts[FIT], parts[CHOOSE]
     else:
-        fit_text, choose_text = texts.read(options.fit_text), texts.read(options.choose_text)
-    fit_ids = texts.windows(fit_text, tokenizer, length=128, count=options.tokens // 128)
-    ids = texts.windows(choose_text, tokenizer, length=128, count=options.swap_tokens // 128)
+        fit_text, choose_text = read(options.fit_text), read(options.choose_text)
+    fit_ids = joined_windows(fit_text, tokenizer, length=128, count=options.tokens // 128)
+    ids = joined_windows(choose_text, tokenizer, length=128, count=options.swap_tokens // 128)
 
-    moments = collect_moments(model, blocks, fit_ids, ids, workers)
+    moments = collect_moments(model, blocks, fit_ids, ids, run)
     ffns = [model.get_submodule(block.path) for block in blocks]
     fitted = [fit_block(*each) for each in zip(blocks, moments, ffns, strict=True)]
     maps = [each.maps[STREAM] for each in fitted]
     dense = [Shape("dense", rank=block.d_in) for block in blocks]
-    variants = [replacement(*each) for each in zip(blocks, ffns, dense, maps, strict=True)]
+    variants = [build_replacement(*each) for each in zip(blocks, ffns, dense, maps, strict=True)]
     model.requires_grad_(False)
-    rows = gradient_candidates(model, blocks, maps, ids[: options.gradient_tokens // 128], workers)
-    measured = [r.mean().item() for r in measure_swaps(model, blocks, variants, ids, workers)]
+    rows = gradient_candidates(model, blocks, maps, ids[: options.gradient_tokens // 128], run)
+    measured = [r.mean().item() for r in measure_swaps(model, blocks, variants, ids, run)]
     for row, each in zip(rows, fitted, strict=True):
         row["1 - R2_lin"] = 1 - each.scores["r2_lin"]
         row["unrecovered: E|e|^2/|s|^2"] = each.scores["unrecovered_share"]

@@ -27,10 +27,9 @@ SETTINGS = {
 
 def work(arguments: list[str], output: Path) -> None:
     """One process of a plan; what it took is left beside the plan."""
+    import ffncompress.planner  # noqa: F401  # before the clock starts
     import torch.distributed
 
-    import ffncompress.api
-    import ffncompress.planner  # noqa: F401  # before the clock starts
     from ffncompress.cli import run
 
     start = time.process_time()
@@ -96,7 +95,8 @@ def compare(name: str, settings: list[str], counts: list[int], options: argparse
     """A row for each number of processes but the first, which the others are compared with."""
     from safetensors.torch import load_file
 
-    from ffncompress.plans import TENSOR_FILE, Plan
+    from ffncompress.records.plan import Plan
+    from ffncompress.records.plan_files import TENSOR_FILE
 
     made = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,9 @@ def compare(name: str, settings: list[str], counts: list[int], options: argparse
     for count in counts[1:]:
         plan, others, seconds = made[count]
         same = choices(plan) == choices(first)
-        ends = [each.joint[-1].perplexity if each.joint else each.base_perplexity for each in (first, plan)]
+        ends = [
+            each.joint_checks[-1].perplexity if each.joint_checks else each.base_perplexity for each in (first, plan)
+        ]
         rest = f"{abs(ends[1] / ends[0] - 1):.1e} | {seconds / alone:.2f}"
         print(f"| {name} | {count} | {same} | {apart(tensors, others):.1e} | {rest} |", flush=True)
 

@@ -17,7 +17,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from ffncompress import texts
+from ffncompress.text.parts import FIT, read_parts
+from ffncompress.text.sources import PYTHON_DOCS, read
 
 END = "<|endoftext|>"
 CONTEXT, WIDTH, LAYERS, HEADS, VOCABULARY = 256, 128, 7, 4, 3072
@@ -71,14 +72,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
 
-    parts = texts.read_parts(texts.PYTHON_DOCS)
-    train_documents = list(parts[texts.FIT].documents)
+    parts = read_parts(PYTHON_DOCS)
+    train_documents = list(parts[FIT].documents)
     for source in options.extra:
-        train_documents += texts.read(source).documents
+        train_documents += read(source).documents
     tokenizer = train_tokenizer(train_documents)
     train = encode(tokenizer, train_documents)
     held_out = {f"python-docs {name}": encode(tokenizer, list(parts[name].documents)) for name in ("choose", "report")}
-    held_out |= {Path(s).name: encode(tokenizer, list(texts.read(s).documents))[:200_000] for s in options.also_report}
+    held_out |= {Path(s).name: encode(tokenizer, list(read(s).documents))[:200_000] for s in options.also_report}
 
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,

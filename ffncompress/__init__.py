@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "FfncompressError",
@@ -34,19 +34,19 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ffncompress.api import compress, evaluate, plan, profile, push, run, verify
-    from ffncompress.artifact import load
+    from ffncompress.checkpoint.loading import load
+    from ffncompress.checkpoint.patcher import apply_, patched
     from ffncompress.errors import FfncompressError
-    from ffncompress.patcher import apply_, patched
-    from ffncompress.plans import Plan
+    from ffncompress.records.plan import Plan
 
 _HOMES = {
     "FfncompressError": "ffncompress.errors",
-    "Plan": "ffncompress.plans",
-    "apply_": "ffncompress.patcher",
+    "Plan": "ffncompress.records.plan",
+    "apply_": "ffncompress.checkpoint.patcher",
     "compress": "ffncompress.api",
     "evaluate": "ffncompress.api",
-    "load": "ffncompress.artifact",
-    "patched": "ffncompress.patcher",
+    "load": "ffncompress.checkpoint.loading",
+    "patched": "ffncompress.checkpoint.patcher",
     "plan": "ffncompress.api",
     "profile": "ffncompress.api",
     "push": "ffncompress.api",

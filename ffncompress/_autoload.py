@@ -36,7 +36,7 @@ def _is_loaded(name: str) -> bool:
 
 def _register() -> None:
     try:
-        from ffncompress import plugin
+        from ffncompress.checkpoint import plugin
 
         plugin.register()
     except Exception:  # a transformers too old or too new for us must still work for others
@@ -45,6 +45,7 @@ def _register() -> None:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Wrap the loader of the one module that is waited for; say nothing of all others."""
         if name not in _WATCHED:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -60,9 +61,11 @@ class _Loader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the wrapped loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        """As the wrapped loader does; then the plugin registers."""
         self._loader.exec_module(module)
         _register()
 

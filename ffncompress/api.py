@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from ffncompress.errors import FfncompressError, RecipeError
-from ffncompress.gate import run_gate
-from ffncompress.launch import alone
-from ffncompress.ledger import Ledger
-from ffncompress.locks import locked
-from ffncompress.manifest import Kind, Manifest
-from ffncompress.models import EMBEDDED
-from ffncompress.origin import Origin
-from ffncompress.outputs import claimed, remove_scratch
-from ffncompress.places import check_place
-from ffncompress.plans import PLAN_FILE, Plan
+from ffncompress.gate.verdict import run_gate
+from ffncompress.journal import Journal
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
-from ffncompress.report import GateResult
+from ffncompress.records.gate import GateResult
+from ffncompress.records.origin import Origin
+from ffncompress.records.plan import Plan
+from ffncompress.resumable import local_path, plan_into
+from ffncompress.runtime.launch import alone
+from ffncompress.runtime.progress import Progress, silent
+from ffncompress.schema import first_fault
 from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
-from ffncompress.workers import Track, Workers, silent
-from ffncompress.working import remove_working, working_folder
+from ffncompress.storage.locks import locked
+from ffncompress.storage.manifest import ArtifactKind
+from ffncompress.storage.outputs import claimed, remove_scratch
+from ffncompress.storage.places import check_place
+from ffncompress.storage.working import remove_working, working_folder
+
+S = TypeVar("S", bound=BaseModel)
 
 
 def plan(
@@ -35,10 +39,13 @@ def plan(
     revision: str | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     **settings: Any,
 ) -> Plan:
     """Score every FFN of a model, choose what to replace, and write the plan folder.
+
+        plan = ffncompress.plan("gpt2", "gpt2-plan", budget="8x")
+        print(plan.summary, plan.ratios["whole_model"])
 
     Args:
         model: a Hub id, a model folder, a .gguf file, "demo" for the embedded model, or a plan with its moments kept.
@@ -46,63 +53,14 @@ def plan(
         revision: a Hub revision.
         trust_remote_code: run code that comes with the model.
         overwrite: replace an existing plan folder.
-        track: wraps each long loop, for a progress bar.
+        progress: wraps each long loop, for a progress bar.
         **settings: fields of `PlanSettings`, such as budget="8x", max_delta="5%", data=["python-docs"].
     """
-    return _plan(
-        model, output, settings, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-        track=track,
+    checked = _settings(PlanSettings, settings)
+    return plan_into(
+        model, output, checked, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+        progress=progress,
     )  # fmt: skip
-
-
-def _plan(
-    model: str,
-    output: str | Path,
-    settings: dict[str, Any],
-    *,
-    revision: str | None,
-    trust_remote_code: bool,
-    overwrite: bool,
-    track: Track,
-    placing: Callable[[Manifest], None] = lambda _: None,
-) -> Plan:
-    from ffncompress.planner import make_plan
-    from ffncompress.replan import replan
-    from ffncompress.stages import Stages
-
-    checked, replans = _settings(PlanSettings, settings), _is_plan(model)
-    inputs = [_local(model), *checked.data, *checked.choose_data]
-    workers, working = Workers(checked.device), working_folder(check_place(output, inputs))
-    with ExitStack() as claims:
-        done, ledger = False, None
-        if workers.is_main:
-            ledger = Ledger(working, json.dumps([model, revision, trust_remote_code, checked.model_dump()]))
-            known = partial(ledger.has, "plan")
-            target = claims.enter_context(claimed(output, "plan", overwrite=overwrite, inputs=inputs, known=known))
-            done = ledger.has("plan", target)
-        stages = claims.enter_context(Stages(working, workers))
-        if workers.from_main(done):  # its last run was killed after that
-            return Plan.load(output)
-        moments = None
-        if replans:
-            again = partial(replan, model, checked, track, trust_remote_code=trust_remote_code)
-            made, tensors = workers.once(again)
-        else:
-            made, tensors, moments = make_plan(
-                model, checked, revision=revision, trust_remote_code=trust_remote_code, workers=workers, track=track,
-                stages=stages,
-            )  # fmt: skip
-        if ledger is not None:
-            note = ledger.placing("plan")
-
-            def both(manifest: Manifest) -> None:
-                placing(manifest)
-                note(manifest)
-
-            made = made.save(output, tensors, moments, overwrite=overwrite, placing=both)
-    made = workers.from_main(made)
-    workers.wait()
-    return made
 
 
 def profile(
@@ -112,10 +70,13 @@ def profile(
     revision: str | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     **settings: Any,
 ) -> Study:
     """Measure how linear every FFN of some models is, and write the report folder.
+
+        study = ffncompress.profile("gpt2", "report", probe=True)
+        print([block.scores.r2_lin for block in study.profiles[0].blocks])
 
     Args:
         models: a model as in `plan`, or several.
@@ -123,14 +84,14 @@ def profile(
         revision: a Hub revision.
         trust_remote_code: run code that comes with a model.
         overwrite: replace an existing report folder; its finished stages are used again.
-        track: wraps each long loop, for a progress bar.
+        progress: wraps each long loop, for a progress bar.
         **settings: fields of `ProfileSettings`, such as data=["a.txt", "b.txt"], probe=True.
     """
     from ffncompress.profiling.report import write_report
 
     return write_report(
         [models] if isinstance(models, str) else models, output, _settings(ProfileSettings, settings),
-        revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
+        revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, progress=progress,
     )  # fmt: skip
 
 
@@ -142,10 +103,13 @@ def compress(
     recipe: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     **settings: Any,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
+
+        ffncompress.compress("gpt2-plan", "gpt2-slim")
+        model = AutoModelForCausalLM.from_pretrained("gpt2-slim")
 
     Args:
         plan_directory: what `plan` wrote.
@@ -154,16 +118,16 @@ def compress(
         recipe: text to keep beside the weights.
         overwrite: replace an existing folder.
         trust_remote_code: run code that comes with the base model.
-        track: wraps each long loop, for a progress bar.
+        progress: wraps each long loop, for a progress bar.
         **settings: fields of `ApplySettings`.
     """
-    from ffncompress.artifact import save_compressed
+    from ffncompress.checkpoint.saving import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, _local(model)]):
+    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, local_path(model)]):
         return save_compressed(
             plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
-            trust_remote_code=trust_remote_code, track=track,
+            trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
 
 
@@ -172,38 +136,52 @@ def evaluate(
     *,
     model: str | None = None,
     trust_remote_code: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     **settings: Any,
 ) -> GateResult:
     """lm-eval perplexity of a slimmed checkpoint beside its base, sizes, speed, and a verdict.
+
+        result = ffncompress.evaluate("gpt2-slim", max_delta="5%")
+        print(result.passed, result.main.base.token, result.main.slimmed.token)
 
     Args:
         directory: what `compress` wrote.
         model: where the base model is now, if it moved.
         trust_remote_code: run code that comes with the base model.
-        track: wraps each long loop, for a progress bar.
+        progress: wraps each long loop, for a progress bar.
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
     alone("eval")
     checked = _settings(EvalSettings, settings)
     with _amended(directory):
-        return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, track=track)
+        return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, progress=progress)
 
 
 def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
     """Prove a slimmed checkpoint whole and unchanged: its checksums, its tensors, its answers; returns its origin.
 
+        print(ffncompress.verify("gpt2-slim").base_model)
+
     Args:
         directory: what `compress` wrote.
         trust_remote_code: run code that comes with the model.
     """
-    from ffncompress.artifact import verify as verify_checkpoint
+    from ffncompress.checkpoint.loading import verify as verify_checkpoint
 
     return verify_checkpoint(directory, trust_remote_code=trust_remote_code)
 
 
 def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:
-    """Upload a checkpoint that passed its gate, with a model card; returns the commit's address."""
+    """Upload a checkpoint that passed its gate, with a model card; returns the commit's address.
+
+        ffncompress.push("gpt2-slim", "you/gpt2-slim", private=True)
+
+    Args:
+        directory: what `compress` wrote, and `evaluate` let pass.
+        repo: USER/REPO on the Hub.
+        token: handed to huggingface_hub and to nobody else; none: the one that you are logged in with.
+        **settings: fields of `PushSettings`, such as private=True.
+    """
     from ffncompress.hub import push_to_hub
 
     checked = _settings(PushSettings, {"repo": repo, **settings})
@@ -217,19 +195,21 @@ def run(
     output: str | Path | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
     report: Callable[[Plan | Path | GateResult | str], None] = lambda _: None,
 ) -> GateResult:
     """The whole pipeline from a recipe: plan, compress, evaluate, and push where it says so.
 
     A run that was killed goes on when it is started again: from its plan or checkpoint, or the plan's finished stages.
 
+        assert ffncompress.run("recipes/demo.yaml", output="slim").passed
+
     Args:
         recipe_file: a YAML recipe.
         output: the checkpoint folder, in place of the recipe's; the plan goes beside it, with "-plan" to its name.
         overwrite: replace what an earlier run left there.
         trust_remote_code: run code that comes with the model; a recipe can say that it needs it, not allow it.
-        track: wraps each long loop, for a progress bar.
+        progress: wraps each long loop, for a progress bar.
         report: called with what each stage made: a plan, a folder, a gate result, an address.
     """
     alone("run")
@@ -241,50 +221,39 @@ def run(
         )
     target = Path(recipe.output if output is None else output)
     plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
-    inputs = [recipe_file, _local(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
+    inputs = [recipe_file, local_path(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
     inputs += recipe.eval.also
-    ledger = Ledger(working_folder(check_place(target, inputs)), text)
+    journal = Journal(working_folder(check_place(target, inputs)), text)
     with ExitStack() as claims:
-        places: tuple[tuple[Path, Kind], ...] = ((target, "checkpoint"), (plan_directory, "plan"))
+        places: tuple[tuple[Path, ArtifactKind], ...] = ((target, "checkpoint"), (plan_directory, "plan"))
         for place, kind in places:
-            known = partial(ledger.has, kind)
+            known = partial(journal.has, kind)
             claims.enter_context(claimed(place, kind, overwrite=overwrite, inputs=inputs, known=known))
-        if ledger.has("plan", plan_directory):  # this recipe's run was killed after that
+        if journal.has("plan", plan_directory):  # this recipe's run was killed after that
             remove_working(working_folder(plan_directory))
             made = Plan.load(plan_directory)
         else:
-            made = _plan(
-                recipe.model, plan_directory, recipe.plan.model_dump(), revision=recipe.revision,
-                trust_remote_code=trust_remote_code, overwrite=overwrite, track=track, placing=ledger.placing("plan"),
+            made = plan_into(
+                recipe.model, plan_directory, recipe.plan, revision=recipe.revision,
+                trust_remote_code=trust_remote_code, overwrite=overwrite, progress=progress,
+                placing=journal.placing("plan"),
             )  # fmt: skip
         report(made)
         report(plan_directory)
-        if not ledger.has("checkpoint", target):
-            from ffncompress.artifact import save_compressed
+        if not journal.has("checkpoint", target):
+            from ffncompress.checkpoint.saving import save_compressed
 
             save_compressed(
                 plan_directory, target, recipe.apply, recipe=recipe.public_text(text), overwrite=overwrite,
-                trust_remote_code=trust_remote_code, track=track, placing=ledger.placing("checkpoint"),
+                trust_remote_code=trust_remote_code, progress=progress, placing=journal.placing("checkpoint"),
             )  # fmt: skip
         report(target)
-        result = evaluate(target, trust_remote_code=trust_remote_code, track=track, **recipe.eval.model_dump())
+        result = evaluate(target, trust_remote_code=trust_remote_code, progress=progress, **recipe.eval.model_dump())
         report(result)
         if recipe.push and (result.passed or recipe.push.force):
             report(push(target, **recipe.push.model_dump()))
-        ledger.close()
+        journal.close()
     return result
-
-
-def _is_plan(model: Any) -> bool:
-    try:
-        return (Path(model) / PLAN_FILE).is_file()
-    except (TypeError, ValueError, OSError) as error:
-        raise FfncompressError("give the model by its name: a Hub id, a folder or a .gguf file") from error
-
-
-def _local(model: str | None) -> str | None:
-    """Where a model may lie here; the embedded one is called by no path."""
-    return None if model == EMBEDDED else model
 
 
 @contextmanager
@@ -295,13 +264,10 @@ def _amended(directory: str | Path) -> Iterator[None]:
         yield
 
 
-def _settings(kind: Any, values: dict[str, Any]) -> Any:
-    from pydantic import ValidationError
-
+def _settings(kind: type[S], values: dict[str, Any]) -> S:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        reason = "write a number and a unit such as 500MB or 5GB" if name == "max_shard_size" else first["msg"]
-        raise FfncompressError(f"{name}: {reason.removeprefix('Value error, ')}") from error
+        name, reason = first_fault(error)
+        reason = "write a number and a unit such as 500MB or 5GB" if name == "max_shard_size" else reason
+        raise FfncompressError(f"{name}: {reason}") from error

@@ -15,7 +15,13 @@ FfncompressError            exit code 2
 
 
 class FfncompressError(Exception):
-    """Base of every error raised on purpose; its text is complete and is shown without a traceback."""
+    """Base of every error raised on purpose; its text is complete and is shown without a traceback.
+
+    try:
+        ffncompress.plan("gpt2", "gpt2-plan", budget="9000x")
+    except ffncompress.FfncompressError as error:
+        print(error)  # says what is wrong, and what to do
+    """
 
 
 class ModelError(FfncompressError):

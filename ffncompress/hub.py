@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ffncompress.card import write_card
+from ffncompress.checkpoint.card import write_card
+from ffncompress.checkpoint.origin import read_gate, read_origin, read_plan, verify_files
 from ffncompress.errors import ArtifactError, HubError
-from ffncompress.manifest import MANIFEST_FILE, Manifest
 from ffncompress.models import find_model
-from ffncompress.origin import read_gate, read_origin, read_plan, verify_files
-from ffncompress.report import GateResult
+from ffncompress.records.gate import GateResult
 from ffncompress.settings import PushSettings
+from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 
 
 def push_to_hub(directory: str | Path, settings: PushSettings, *, token: str | None = None) -> str:

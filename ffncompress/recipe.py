@@ -10,9 +10,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ffncompress.errors import RecipeError
+from ffncompress.sanitize import in_short
 from ffncompress.settings import ApplySettings, EvalSettings, Name, PlanSettings, PushSettings
-from ffncompress.texts import public_name
-from ffncompress.words import in_short
+from ffncompress.text.sources import public_name
 
 LONGEST = 100_000  # characters
 DEEPEST = 20  # collections within each other

@@ -2,106 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from ffncompress.budgets import DEFAULT_LIMIT, Budget, Limit, parse_speed
 from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-DEFAULT_LIMIT = "5%"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What may remain. Items of `8x,-20%,100M`, in any combination:
-
-    `8x`: a replaced FFN keeps at most 1/8 of its matrix weights (the paper's meaning).
-    `-20%`: the whole model loses at least a fifth of its parameters.
-    `100M` (or 1.2B, 950K): the whole model has at most so many.
-    """
-
-    ratio: float | None = None
-    share: float | None = None
-    parameters: float | None = None
-
-    @classmethod
-    def parse(cls, text: str | None) -> Budget:
-        found: dict[str, float] = {}
-        for item in (text or "").lower().split(","):
-            if not item.strip() and text is None:
-                continue
-            name, value = cls._item(item.strip(), text or "")
-            if name in found:
-                raise BudgetError(f"{text!r} is not a budget: {item.strip()!r} repeats what is said before it")
-            found[name] = value
-        return cls(**found)
-
-    @staticmethod
-    def _item(item: str, text: str) -> tuple[str, float]:
-        number = r"(\d+(?:\.\d+)?)"
-        if (match := re.fullmatch(number + "x", item)) and float(match[1]) > 1:
-            return "ratio", float(match[1])
-        if (match := re.fullmatch("-" + number + "%", item)) and 0 < float(match[1]) < 100:
-            return "share", 1 - float(match[1]) / 100
-        if (match := re.fullmatch(number + "([kmb])", item)) and float(match[1]) > 0:
-            return "parameters", float(match[1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[match[2]]
-        raise BudgetError(f"{text!r} is not a budget; write a factor above 1 such as 8x, or -20%, 100M, or 8x,-20%")
-
-    def size(self, whole: int) -> int | None:
-        """The most parameters that a model of `whole` may have, or none."""
-        caps = [self.parameters, None if self.share is None else self.share * whole]
-        return min((int(cap) for cap in caps if cap is not None), default=None)
-
-
-def parse_speed(text: str) -> float:
-    """`1.3x` as a factor."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", text.strip().lower())
-    if not match or float(match[1]) <= 1:
-        raise BudgetError(f"{text!r} is not a speed; write a factor above 1 such as 1.3x")
-    return float(match[1])
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How much perplexity may rise: `5%` of the base, or `1.0` absolute."""
-
-    value: float
-    relative: bool
-
-    @classmethod
-    def parse(cls, text: str) -> Limit:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
-        if not match:
-            raise BudgetError(f"{text!r} is not a limit; write 5% of the base's perplexity, or 1.0 in perplexity")
-        return cls(float(match[1]) / (100 if match[2] else 1), bool(match[2]))
-
-    def allows(self, base: float, slimmed: float) -> bool:
-        return slimmed - base <= self.allowance(base)
-
-    def allowance(self, base: float) -> float:
-        """The increase that is allowed, in perplexity."""
-        return self.value * base if self.relative else self.value
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:g} %" if self.relative else f"{self.value:g}"
-
-
-def parse_blocks(text: str, count: int) -> list[int]:
-    """`0,3,7-9` as sorted indices below `count`."""
-    indices: set[int] = set()
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
-        if not match:
-            raise BudgetError(f"{text!r} is not a list of blocks; write indices and ranges such as 0,3,7-9")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= count:
-            raise BudgetError(f"block {item.strip()} is not there: this model's blocks are 0 to {count - 1}")
-        indices.update(range(first, last + 1))
-    return sorted(indices)
 
 
 def _is_budget(text: str) -> str:
@@ -119,9 +28,9 @@ def _is_limit(text: str) -> str:
     return text
 
 
-def _as_value_error(parse: object, text: str) -> None:
+def _as_value_error(parse: Callable[[str], object], text: str) -> None:
     try:
-        parse(text)  # type: ignore[operator]
+        parse(text)
     except BudgetError as error:
         raise ValueError(str(error)) from error
 

@@ -24,18 +24,20 @@ from transformers import AutoModelForCausalLM
 from watching import Watch, Wrong, exemplary
 
 from ffncompress import api, load, verify
+from ffncompress.checkpoint.origin import read_gate, read_origin, read_plan
+from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.cli import run
 from ffncompress.errors import FfncompressError
-from ffncompress.manifest import MANIFEST_FILE, Manifest
 from ffncompress.models import find_model, installed, load_model, load_tokenizer
-from ffncompress.origin import read_gate, read_origin, read_plan
-from ffncompress.outputs import staged_directory
-from ffncompress.patcher import TOLERANCE, prove, stand_ins
-from ffncompress.plans import MOMENTS_FILE, PLAN_FILE, TENSOR_FILE, Plan
+from ffncompress.passes.proof import TOLERANCE, prove
 from ffncompress.profiling.records import STUDY_FILE, Study
 from ffncompress.recipe import Recipe
-from ffncompress.report import GateResult
-from ffncompress.texts import read_parts
+from ffncompress.records.gate import GateResult
+from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.records.plan_files import MOMENTS_FILE, TENSOR_FILE, load_tensors
+from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
+from ffncompress.storage.outputs import staged_directory
+from ffncompress.text.parts import read_parts
 
 REFUSED, PROMISED, TOLD = "refused", "as promised", "other, and told"
 GATE, ORIGIN, CONFIG, WEIGHTS = "ffncompress/gate.json", "ffncompress/origin.json", "config.json", "model.safetensors"
@@ -103,7 +105,7 @@ class Bench:
             raise
         except Exception as error:
             raise Wrong(f"{type(error).__name__}: {error}"[:300]) from error
-        self.watch.settle(*self._rewritten)
+        self.watch.solve(*self._rewritten)
         return outcome
 
     # how a case is laid out and run
@@ -163,7 +165,7 @@ class Bench:
         after = mutated_tensors(before, chance)
         own = json.loads((self.plan / PLAN_FILE).read_bytes())
         believed = chance.random() < 0.8
-        own["tensors_sha256"] = hashlib.sha256(after if believed else before).hexdigest()
+        own["replacements_sha256"] = hashlib.sha256(after if believed else before).hexdigest()
         folder = self.lay_out(self.plan, {TENSOR_FILE: after, PLAN_FILE: json.dumps(own).encode()})
         outcome = self._patched(Plan.load(folder), folder, signed=believed)
         if not believed and after != before:
@@ -171,9 +173,9 @@ class Bench:
         return outcome
 
     def _patched(self, plan: Plan, folder: Path, *, signed: bool = False) -> str:
-        """The model with a plan's stand-ins answers as the plan says, or not at all."""
-        tensors = plan.load_tensors(folder)
-        modules = stand_ins(self.model, plan, tensors)
+        """The model with a plan's replacements answers as the plan says, or not at all."""
+        tensors = load_tensors(plan, folder)
+        modules = replacement_modules(self.model, plan, tensors)
         with installed(self.model, modules):
             prove(self.model, plan.proof)
             found = self.model(IDS).logits
@@ -338,7 +340,7 @@ class Bench:
         name = chance.choice(("t.jsonl", "t.jsonl", "t.txt", "t.parquet"))
         folder = self.lay_out(self.root / "texts", {name: content})
         parts = read_parts(str(folder / name))
-        [part.fingerprint() for part in parts.values()]
+        [part.sha256 for part in parts.values()]
         return PROMISED if all(part.characters for part in parts.values()) else TOLD
 
 

@@ -1,58 +1,90 @@
-"""Imports go one way, and the project speaks of itself alone."""
+"""Imports go one way from floor to floor, each floor says what it is, and the project speaks of itself alone."""
 
 from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+from import_graph import floors_of, imports_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
-# bottom to top; a module may import what stands before it
-ORDER = [
-    "errors", "words", "launch", "recovery", "workers", "settings", "staging", "manifest", "locks", "places", "outputs",
-    "working", "stages", "notebook", "models", "texts", "windows", "calibration", "swaps", "reading", "doubts",
-    "forecast", "modules", "figures", "promise", "plans", "corpus", "patcher", "scoring", "refit", "allocation",
-    "selection", "latency", "survey", "planner", "replan", "plugin",
-    "_autoload", "report", "heal", "origin", "card", "artifact", "profiling",
-    "lm", "gate", "hub", "recipe", "ledger", "api", "cli", "__main__",
+# from the ground up: a floor may import from those before it
+FLOORS = [
+    "storage", "runtime", "recovery", "text", "records", "models", "replacement", "passes", "planning", "checkpoint",
+    "gate", "profiling", "cli",
 ]  # fmt: skip
+GROUND = {"__init__", "errors", "sanitize", "schema", "type_aliases", "budgets", "settings"}  # what every floor needs
+ROOF = {"_autoload", "hub", "recipe", "journal", "resumable", "api", "__main__"}  # what joins the whole together
+# pairs that the order would allow, and the floors' own words do not
+STRANGERS = {("gate", "planning"), ("checkpoint", "planning"), ("profiling", "planning"), ("profiling", "checkpoint"),
+             ("profiling", "gate"), ("recovery", "storage"), ("recovery", "runtime")}  # fmt: skip
 
 
-def _room(file: Path) -> str:
-    first = file.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+def _height(module: str) -> int:
+    first = module.split(".")[0]
+    if first in GROUND:
+        return -1
+    return len(FLOORS) if first in ROOF else FLOORS.index(first)
+
+
+IMPORTS = imports_of(PACKAGE)
 
 
 def test_imports_go_one_way() -> None:
-    for file in PACKAGE.rglob("*.py"):
-        room = _room(file)
-        if room == "__init__":
-            continue
-        tree = ast.parse(file.read_text())
-        typing_only = {
-            node
-            for guard in ast.walk(tree)
-            if isinstance(guard, ast.If) and "TYPE_CHECKING" in ast.unparse(guard.test)
-            for node in ast.walk(guard)
+    for module, imported in IMPORTS.items():
+        for other in imported:
+            first, second = module.split(".")[0], other.split(".")[0]
+            if first == "cli" and second in ROOF:  # the command line stands on the roof
+                continue
+            assert _height(other) <= _height(module), f"{module} imports {other}"
+            assert (first, second) not in STRANGERS, f"{module} imports {other}"
+
+
+def test_there_is_no_circle_within_a_floor() -> None:
+    inner = {
+        module: {other for other in imported if other != module and "." in other}
+        for module, imported in IMPORTS.items()
+        if "." in module
+    }
+    TopologicalSorter(inner).prepare()  # raises CycleError, which names the circle
+
+
+def test_every_floor_is_in_the_order_and_says_what_it_is() -> None:
+    assert sorted(FLOORS) == floors_of(PACKAGE)
+    for floor in FLOORS:
+        docstring = ast.get_docstring(ast.parse((PACKAGE / floor / "__init__.py").read_text()))
+        assert docstring, floor
+        names = re.findall(r"`(\w+_?)`", docstring.partition("Public:")[2])
+        defined = {
+            node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else ast.unparse(node.targets[0])
+            for file in (PACKAGE / floor).glob("*.py")
+            for node in ast.parse(file.read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign)
         }
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and (node.module or "").startswith("ffncompress")
-                and node not in typing_only
-            ):
-                rooms = [node.module.split(".")[1]] if "." in node.module else [a.name for a in node.names]
-                for imported in rooms:
-                    if imported != "__version__":
-                        assert ORDER.index(imported) <= ORDER.index(room), f"{file.name} imports {imported}"
+        assert set(names) <= defined, f"{floor}: {set(names) - defined}"
 
 
-def test_every_module_has_its_place_and_its_docstring() -> None:
+def test_every_module_has_a_docstring_and_can_be_read_in_one_sitting() -> None:
     for file in PACKAGE.rglob("*.py"):
-        if file.name != "__init__.py" or file.parent.name in ("recovery", "models", "cli", "ffncompress"):
-            assert ast.get_docstring(ast.parse(file.read_text())), file
-        assert _room(file) in (*ORDER, "__init__")
+        assert ast.get_docstring(ast.parse(file.read_text())), file
+        assert len(file.read_text().splitlines()) <= 330, file
+
+
+def test_the_page_shows_the_floors_in_their_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)/`", page, re.M)
+    assert rows == FLOORS
+    glossary = re.findall(r"^\| \*\*", page.partition("## Words")[2].partition("\n## ")[0], re.M)
+    assert 10 < len(glossary) <= 25
+
+
+@pytest.mark.parametrize("folder", [*FLOORS[:-1]])
+def test_tests_mirror_the_floors(folder: str) -> None:
+    assert list((ROOT / "tests" / folder).glob("test_*.py")), folder
 
 
 def test_no_path_of_a_machine() -> None:

@@ -37,6 +37,7 @@ def test_every_command_explains_itself_within_100_columns(command: str, capsys: 
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_the_pipeline_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +80,7 @@ def test_the_pipeline_by_hand(
     assert "block 0: kept: not among --blocks" in out
     assert "gate FAILED" in out
     assert run(["show", "demo-plan", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema_version"] == 2
+    assert json.loads(capsys.readouterr().out)["schema_version"] == 3
 
 
 @pytest.mark.parametrize(
@@ -131,18 +132,19 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_plan_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     """SIGTERM ends like Ctrl-C: finished stages stay, nothing else does, and the next run uses them."""
     words = ["plan", "demo", "--tokens", "30720", "--blocks", "1", "--no-refit"]
-    code = "from ffncompress import cli, stages; stages.PAUSE = stages.WORTH = 0.0; cli.main()"  # saves at each step
+    at_each_step = "from ffncompress.runtime import stages; stages.PAUSE = stages.WORTH = 0.0"  # stages are saved
+    code = f"{at_each_step}; from ffncompress import cli; cli.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
     )  # fmt: skip
-    started = time.monotonic()
-    while len(list(tmp_path.glob("demo-plan.partial/*.pt"))) < 2 and time.monotonic() - started < 240:
+    while len(list(tmp_path.glob("demo-plan.partial/*.pt"))) < 2 and process.poll() is None:
         time.sleep(0.1)  # until it is past its first stage, on a busy machine too
     process.send_signal(how)
     _, err = process.communicate(timeout=120)

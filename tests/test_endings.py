@@ -20,6 +20,8 @@ from ffncompress import api, load
 from ffncompress.cli import run
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["--tokens", "2048", "--seq-len", "64", "--blocks", "1"]
 
 
@@ -137,7 +139,7 @@ def test_other_families_end_in_a_sentence(kind: str, options: dict, tmp_path: Pa
 def test_edited_records_of_a_checkpoint(name: str, spoil: str, demo_slim: Path, tmp_path: Path, capsys) -> None:
     slim = shutil.copytree(demo_slim, tmp_path / "slim")
     (slim / "ffncompress" / name).write_text(spoil)
-    from ffncompress.manifest import Manifest
+    from ffncompress.storage.manifest import Manifest
 
     Manifest.write(slim, "checkpoint")  # an editor who covers the traces
     for command in (["show", str(slim)], ["push", str(slim), "a/b"], ["verify", str(slim)]):
@@ -180,7 +182,7 @@ def test_outputs_are_checked_before_the_work(demo_slim: Path, capsys) -> None:
 
 
 def test_what_nobody_foresaw_says_that_it_is_a_bug(monkeypatch, capsys, demo_plan: Path) -> None:
-    from ffncompress.plans import Plan
+    from ffncompress.records.plan import Plan
 
     monkeypatch.setattr(Plan, "load", lambda *_: 1 / 0)
     assert run(["show", str(demo_plan)]) == 2

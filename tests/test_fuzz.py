@@ -20,15 +20,18 @@ from strangers import GATE, KINDS, PROMISED, REFUSED, Bench
 from watching import Watch, Wrong, exemplary
 
 from ffncompress import api, load
+from ffncompress.checkpoint.origin import read_gate
 from ffncompress.cli import run
 from ffncompress.errors import ArtifactError, ModelError, PlanError, RecipeError, TextError
-from ffncompress.manifest import Manifest
-from ffncompress.origin import read_gate
-from ffncompress.plans import MOMENTS_FILE, Plan
 from ffncompress.profiling.records import STUDY_FILE, Study
 from ffncompress.recipe import Recipe
-from ffncompress.report import GateResult
-from ffncompress.texts import is_public, read
+from ffncompress.records.gate import GateResult
+from ffncompress.records.plan import Plan
+from ffncompress.records.plan_files import MOMENTS_FILE
+from ffncompress.storage.manifest import Manifest
+from ffncompress.text.sources import is_public, read
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = {  # half a minute in all; benchmarks/fuzz.py tries a hundred thousand
     "plans": 60, "sized-plans": 120, "replacements": 60, "configs": 60, "weights": 30, "gates": 100, "origins": 80,
@@ -116,9 +119,9 @@ def test_what_must_not_happen_would_be_seen(tmp_path: Path) -> None:
         with watch():
             deed()
         with pytest.raises(Wrong, match=words):
-            watch.settle()
+            watch.solve()
         watch.begin()
-    watch.settle()
+    watch.solve()
 
 
 # what was found, each as it was
@@ -154,12 +157,12 @@ def test_half_a_surrogate_pair(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 5e-324, math.nan, math.inf])
 def test_a_perplexity_that_no_model_has(plan: Path, value: float, capsys) -> None:
-    edit(plan / "plan.json", lambda p: [check.update(perplexity=value) for check in p["joint"]])
+    edit(plan / "plan.json", lambda p: [check.update(perplexity=value) for check in p["joint_checks"]])
     assert "will hold it to" in shown(plan, capsys)
 
 
 def test_windows_without_number(plan: Path) -> None:
-    edit(plan / "plan.json", lambda p: [check.update(windows=10**400) for check in p["joint"]])
+    edit(plan / "plan.json", lambda p: [check.update(windows=10**400) for check in p["joint_checks"]])
     with pytest.raises(PlanError, match="windows"):
         Plan.load(plan)
 

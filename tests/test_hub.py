@@ -15,6 +15,8 @@ from loopback_hub import loopback_hub
 from ffncompress import api
 from ffncompress.errors import ArtifactError, HubError
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_a_secret_that_must_not_show"
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from conftest import GATED, tiny_model
+from fresh_process import LOAD, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -18,11 +19,14 @@ from ffncompress import api, apply_, load, patched, verify
 from ffncompress.cli import run
 from ffncompress.errors import ArtifactError, FfncompressError, ModelError, RecipeError, TextError
 from ffncompress.hub import uploaded
-from ffncompress.manifest import MANIFEST_FILE, Manifest
 from ffncompress.models import find_blocks, find_model, load_model
-from ffncompress.notebook import note_place, place_of
 from ffncompress.recipe import Recipe
-from ffncompress.words import in_markdown, plain
+from ffncompress.sanitize import in_markdown, plain
+from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
+from ffncompress.storage.registry import record_place, recorded_place
+from ffncompress.text.sources import read
+
+pytestmark = pytest.mark.slow
 
 IDS = torch.arange(5, 25)[None]
 
@@ -194,9 +198,7 @@ def test_a_checkpoint_of_the_release_before_still_loads(slim: Path) -> None:
 
 
 def test_a_square_ffn_does_not_load_without_the_package(tmp_path: Path, tokenizer) -> None:
-    """d_inner = d_model: a dense stand-in has the very shape of the stock output matrix."""
-    from test_artifact import LOAD, run_python
-
+    """d_inner = d_model: a dense replacement has the very shape of the stock output matrix."""
     folder = tmp_path / "square"
     config = transformers.LlamaConfig(**{**GATED, "intermediate_size": 32}, initializer_range=0.2)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -270,10 +272,9 @@ def test_a_received_plan_opens_nobodys_files(slim: Path, tmp_path: Path) -> None
 
 
 def test_a_text_that_changed_is_no_longer_the_plans(tmp_path: Path, tokenizer) -> None:
-    from ffncompress import texts
 
     source = tmp_path / "mine.txt"
-    source.write_text("\n\n".join(texts.read("python-docs").documents[:150]))
+    source.write_text("\n\n".join(read("python-docs").documents[:150]))
     api.plan("demo", tmp_path / "plan", data=[str(source)], tokens=2048, blocks="1")
     slim = api.compress(tmp_path / "plan", tmp_path / "slim")
     assert api.evaluate(slim, tokens=600, repeats=1, max_delta="500%").main.text == "mine.txt"
@@ -283,22 +284,21 @@ def test_a_text_that_changed_is_no_longer_the_plans(tmp_path: Path, tokenizer) -
 
 
 def test_the_notebook_takes_fingerprints_only(tmp_path: Path) -> None:
-    note_place("../../escape", tmp_path)
-    assert place_of("../../escape") is None
-    note_place("a" * 64, tmp_path)
-    assert place_of("a" * 64) == str(tmp_path)
+    record_place("../../escape", tmp_path)
+    assert recorded_place("../../escape") is None
+    record_place("a" * 64, tmp_path)
+    assert recorded_place("a" * 64) == str(tmp_path)
 
 
 # what leaves
 
 
 def test_nothing_that_is_uploaded_holds_a_path(tiny_folder, tmp_path: Path, demo_source) -> None:
-    from ffncompress import texts
 
     mine = tmp_path / "home" / "ada" / "zwieback"
     shutil.copytree(demo_source.directory, mine / "model")
-    (mine / "diary.txt").write_text("\n\n".join(texts.read("python-docs").documents[:150]))
-    (mine / "other.txt").write_text("\n\n".join(texts.read("python-docs").documents[200:220]))
+    (mine / "diary.txt").write_text("\n\n".join(read("python-docs").documents[:150]))
+    (mine / "other.txt").write_text("\n\n".join(read("python-docs").documents[200:220]))
     recipe = mine / "r.yaml"
     recipe.write_text(
         f"model: {mine / 'model'}\noutput: {mine / 'slim'}\n"

@@ -59,7 +59,7 @@ class Watch:
         finally:
             _watching.pop()
 
-    def settle(self, *rewritten: str) -> None:
+    def solve(self, *rewritten: str) -> None:
         """Whether anything was seen that must not be; files of the case that are named may have been rewritten.
 
         Raises:

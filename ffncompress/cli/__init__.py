@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import click
 
-from ffncompress.cli.commands import INTERRUPTED, cli
+from ffncompress.cli.commands import cli
+from ffncompress.cli.options import INTERRUPTED
 from ffncompress.errors import FfncompressError, ProcessError
-from ffncompress.launch import processes, rank
+from ffncompress.runtime.launch import processes, rank
 
 _FAILED = 2
 _TURN = 3.0  # seconds that a process waits for another to speak
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _end_even_if_stuck()
     code = run(arguments)
     if code == 0 and "torch" in sys.modules:
-        from ffncompress.workers import leave
+        from ffncompress.runtime.workers import leave
 
         leave()
     try:
@@ -65,7 +66,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _unforeseen(error: Exception) -> str:
     """What nobody thought of, in a sentence; the traceback goes into a file, for whoever mends it."""
-    from ffncompress.words import in_short
+    from ffncompress.sanitize import in_short
 
     where = write_traceback(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -81,7 +82,7 @@ def write_traceback(error: BaseException) -> str:
     import traceback
     from pathlib import Path
 
-    from ffncompress.notebook import cache_folder
+    from ffncompress.storage.registry import cache_folder
 
     text = "".join(traceback.format_exception(error))
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
@@ -123,7 +124,7 @@ def _end_even_if_stuck() -> None:
 
 def _say(message: str) -> None:
     """Say why this process ends; of several, one does."""
-    from ffncompress.words import plain
+    from ffncompress.sanitize import plain
 
     if _is_to_speak():
         who = f" (process {rank()})" if processes() > 1 and rank() > 0 else ""
@@ -141,7 +142,7 @@ def _is_to_speak() -> bool:
     if itself:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, and is to be heard first
     if "torch" in sys.modules:
-        from ffncompress.workers import first_to_speak
+        from ffncompress.runtime.workers import first_to_speak
 
         first = first_to_speak()
     else:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,16 @@ from typing import Any
 import click
 
 from ffncompress import __version__
-from ffncompress.errors import ProcessError
-from ffncompress.launch import alone
-
-INTERRUPTED = 130
-_DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
+from ffncompress.cli.options import (
+    DTYPES,
+    device_options,
+    json_option,
+    junit_option,
+    overwrite_option,
+    resumable,
+    trust_option,
+)
+from ffncompress.runtime.launch import alone
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -29,67 +31,6 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand not in ("plan", "profile"):
         alone(str(context.invoked_subcommand))
-
-
-def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """Several options as one decorator, in the order written."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-_device_options = _options(
-    click.option("--dtype", type=_DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
-    click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
-)
-
-
-def _can_be_written(_context: click.Context, _option: click.Parameter, file: str | None) -> str | None:
-    """Said before the work, not after it."""
-    target = Path(file or ".")
-    if (
-        file
-        and file != "-"
-        and (target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK))
-    ):
-        raise click.BadParameter(f"{file}: cannot be written there; give a file in a folder that exists")
-    return file
-
-
-_trust = click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
-_overwrite = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")
-_json = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    callback=_can_be_written,
-    help="Write the result as JSON; - is standard output.",
-)
-_junit = click.option("--junit", metavar="FILE", callback=_can_be_written, help="Write the verdict as JUnit XML.")
-
-
-@contextmanager
-def _goes_on(*outputs: str) -> Iterator[None]:
-    """Interrupted work that can be gone on with says so, and where what is finished lies."""
-    try:
-        yield
-    except (KeyboardInterrupt, ProcessError) as error:
-        from ffncompress.cli import console
-        from ffncompress.working import working_folder
-
-        found = [str(folder) for folder in map(working_folder, filter(None, outputs)) if folder.is_dir()]
-        if not found:
-            raise
-        where = " and ".join(found)
-        if str(error):  # another process ended, not this one
-            raise ProcessError(f"{error}; run it again to go on: finished stages are in {where}") from error
-        told = f"ffncompress: interrupted; run it again to go on: finished stages are in {where}"
-        console.say(told, to_stderr=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @cli.command()
@@ -111,10 +52,10 @@ def _goes_on(*outputs: str) -> Iterator[None]:
 @click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
-@_trust
-@_device_options
-@_overwrite
-@_json
+@trust_option
+@device_options
+@overwrite_option
+@json_option
 def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
@@ -132,15 +73,15 @@ def plan(
     chosen on and reported on is disjoint.
     """
     from ffncompress import api
-    from ffncompress.cli import console
+    from ffncompress.cli import console, tables
 
     output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
-    with _goes_on(output), console.progress() as track:
+    with resumable(output), console.progress_bars() as progress:
         made = api.plan(
-            model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite, track=track,
-            data=list(data), choose_data=list(choose_data), **settings,
+            model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
+            progress=progress, data=list(data), choose_data=list(choose_data), **settings,
         )  # fmt: skip
-    console.print_plan(made, to_stderr=json_file == "-")
+    tables.print_plan(made, to_stderr=json_file == "-")
     next_step = f"   Next: ffncompress apply {output} -o FOLDER" if made.replaced else ""
     console.say(f"Plan: {output}{next_step}", to_stderr=json_file == "-")
     console.write_json(json_file, made.model_dump_json(indent=1))
@@ -164,10 +105,10 @@ def plan(
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of windows, fresh weights and the probe.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
-@_trust
-@_device_options
+@trust_option
+@device_options
 @click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
-@_json
+@json_option
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
@@ -181,14 +122,14 @@ def profile(
     MODEL and TEXT are as in `ffncompress plan`.
     """
     from ffncompress import api
-    from ffncompress.cli import console
+    from ffncompress.cli import console, tables
 
-    with _goes_on(output), console.progress() as track:
+    with resumable(output), console.progress_bars() as progress:
         study = api.profile(
             list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
-            track=track, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
+            progress=progress, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
         )  # fmt: skip
-    console.print_study(study, to_stderr=json_file == "-")
+    tables.print_study(study, to_stderr=json_file == "-")
     console.say(f"Report: {Path(output) / 'report.html'}", to_stderr=json_file == "-")
     console.write_json(json_file, study.model_dump_json(indent=1))
 
@@ -197,15 +138,17 @@ def profile(
 @click.argument("plan_folder", metavar="PLAN")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="The checkpoint folder.")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
-@click.option("--dtype", type=_DTYPES, default="auto", help="Storage dtype; auto keeps the base's.")
+@click.option("--dtype", type=DTYPES, default="auto", help="Storage dtype; auto keeps the base's.")
 @click.option(
     "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
 )
-@click.option("--heal", type=float, metavar="MINUTES", help="Then distil the stand-ins for so long.  [default: do not]")
+@click.option(
+    "--heal", type=float, metavar="MINUTES", help="Then distil the replacements for so long.  [default: do not]"
+)
 @click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
-@_trust
-@_overwrite
+@trust_option
+@overwrite_option
 def apply(
     plan_folder: str, output: str, model: str | None, overwrite: bool, trust_remote_code: bool, data: tuple[str, ...],
     **settings: Any,
@@ -217,14 +160,14 @@ def apply(
     installed.
     """
     from ffncompress import api
-    from ffncompress.cli import console
+    from ffncompress.cli import console, tables
 
-    with console.progress() as track:
+    with console.progress_bars() as progress:
         api.compress(
-            plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
-            data=list(data), **settings,
+            plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code,
+            progress=progress, data=list(data), **settings,
         )  # fmt: skip
-    console.print_artifact(output)
+    tables.print_checkpoint(output)
     console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
 
 
@@ -239,10 +182,10 @@ def apply(
 @click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
-@_trust
-@_device_options
-@_json
-@_junit
+@trust_option
+@device_options
+@json_option
+@junit_option
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, trust_remote_code: bool, json_file: str | None,
     junit: str | None, **settings: Any,
@@ -254,13 +197,13 @@ def evaluate(
     TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
     """
     from ffncompress import api
-    from ffncompress.cli import console
+    from ffncompress.cli import console, tables
 
-    with console.progress() as track:
+    with console.progress_bars() as progress:
         result = api.evaluate(
-            folder, model=model, trust_remote_code=trust_remote_code, track=track, also=list(also), **settings
+            folder, model=model, trust_remote_code=trust_remote_code, progress=progress, also=list(also), **settings
         )
-    console.print_gate(result, to_stderr=json_file == "-")
+    tables.print_gate(result, to_stderr=json_file == "-")
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
         console.write_junit(junit, result)
@@ -288,8 +231,8 @@ def push(folder: str, repo: str, **settings: Any) -> None:
 
 @cli.command()
 @click.argument("folder", metavar="OUT")
-@_trust
-@_json
+@trust_option
+@json_option
 def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
     """Prove that OUT is whole and as it was written.
 
@@ -309,10 +252,10 @@ def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
 @cli.command()
 @click.argument("recipe", metavar="RECIPE.yaml")
 @click.option("-o", "--output", metavar="FOLDER", help="In place of the recipe's output.")
-@_trust
-@_overwrite
-@_json
-@_junit
+@trust_option
+@overwrite_option
+@json_option
+@junit_option
 def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
     return _run(Path(recipe), trust_remote_code=trust_remote_code, **options)
@@ -320,9 +263,9 @@ def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
 
 @cli.command()
 @click.option("-o", "--output", metavar="FOLDER", help="The checkpoint folder.  [default: ffncompress-demo]")
-@_overwrite
-@_json
-@_junit
+@overwrite_option
+@json_option
+@junit_option
 def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
     """All of it on the embedded model, offline.
 
@@ -337,15 +280,15 @@ def _run(
     trust_remote_code: bool = False,
 ) -> int:  # fmt: skip
     from ffncompress import api
-    from ffncompress.cli import console
+    from ffncompress.cli import console, tables
     from ffncompress.recipe import Recipe
 
     to_stderr = json_file == "-"
     target = Recipe.read(recipe)[0].output if output is None else output
-    with _goes_on(target, f"{target}-plan"), console.progress() as track:
+    with resumable(target, f"{target}-plan"), console.progress_bars() as progress:
         result = api.run(
-            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, track=track,
-            report=lambda made: console.print_stage(made, to_stderr=to_stderr),
+            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
+            report=lambda made: tables.print_stage(made, to_stderr=to_stderr),
         )  # fmt: skip
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
@@ -355,26 +298,26 @@ def _run(
 
 @cli.command()
 @click.argument("folder", metavar="FOLDER")
-@_json
+@json_option
 def show(folder: str, json_file: str | None) -> None:
     """What a plan, a slimmed model or a report is, and why."""
-    from ffncompress import origin
-    from ffncompress.cli import console
-    from ffncompress.plans import Plan
+    from ffncompress.checkpoint import origin
+    from ffncompress.cli import console, tables
     from ffncompress.profiling.records import STUDY_FILE, Study
+    from ffncompress.records.plan import Plan
 
     if (Path(folder) / STUDY_FILE).is_file():
         study = Study.load(folder)
         if json_file != "-":
-            console.print_study(study)
+            tables.print_study(study)
         console.write_json(json_file, study.model_dump_json(indent=1))
         return
-    is_artifact = origin.is_artifact(folder)
-    if is_artifact:
+    is_checkpoint = origin.is_checkpoint(folder)
+    if is_checkpoint:
         origin.verify_files(folder)
-    made = origin.read_plan(folder) if is_artifact else Plan.load(folder)
+    made = origin.read_plan(folder) if is_checkpoint else Plan.load(folder)
     if json_file != "-":
-        console.print_plan(made, reasons=True)
-        if is_artifact:
-            console.print_artifact(folder)
+        tables.print_plan(made, reasons=True)
+        if is_checkpoint:
+            tables.print_checkpoint(folder)
     console.write_json(json_file, made.model_dump_json(indent=1))

@@ -1,4 +1,4 @@
-"""What a person sees: tables within 100 columns, bars while something runs, plain text when piped."""
+"""The terminal: bars while something runs, plain text when piped, nothing that a stranger wrote obeyed; and files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ffncompress.launch import rank
-from ffncompress.words import plain
-from ffncompress.workers import Track, silent
+from ffncompress.runtime.launch import rank
+from ffncompress.runtime.progress import Progress, silent
+from ffncompress.sanitize import plain
 
 if TYPE_CHECKING:
-    from ffncompress.plans import Option, Plan, Swap
-    from ffncompress.profiling.records import Profile, Study
-    from ffncompress.report import GateResult
+    from ffncompress.records.gate import GateResult
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -32,6 +29,7 @@ class _Console(Console):
     """Shows strings that a stranger may have written: as they are, and obeying nothing in them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        """As rich prints, with what a stranger may have written made harmless."""
         shown = [Text(plain(o.plain), style=o.style) if isinstance(o, Text) else o for o in objects]
         super().print(*shown, **options)
 
@@ -47,10 +45,11 @@ def stop_printing() -> None:
 
 class _Table(Table):
     def add_row(self, *cells: Any, **options: Any) -> None:
+        """As rich adds one, with its strings made harmless."""
         super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
-def _console(to_stderr: bool = False) -> Console:
+def make_console(to_stderr: bool = False) -> Console:
     """A console for what is read: 100 columns at most, or when piped; only the first process speaks."""
     stream = sys.stderr if to_stderr else sys.stdout
     made = _Console(file=stream, quiet=rank() > 0, highlight=False, soft_wrap=False, markup=False, emoji=False)
@@ -59,29 +58,31 @@ def _console(to_stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Track]:
+def progress_bars() -> Iterator[Progress]:
     """A bar on the terminal for each loop; nothing when piped."""
-    console = _console(to_stderr=True)
+    console = make_console(to_stderr=True)
     if not console.is_terminal or console.quiet:
         yield silent
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=console, transient=True) as shown:
 
-        def track(items: Sequence[T], description: str, /) -> Iterable[T]:
-            task = bars.add_task(description, total=len(items))
+        def progress(items: Sequence[T], description: str, /) -> Iterable[T]:
+            task = shown.add_task(description, total=len(items))
             for item in items:
                 yield item
-                bars.advance(task)
-            bars.remove_task(task)
+                shown.advance(task)
+            shown.remove_task(task)
 
-        yield track
+        yield progress
 
 
 @contextmanager
 def status(description: str) -> Iterator[None]:
     """A spinner for a stage whose length is not known."""
-    console = _console(to_stderr=True)
+    console = make_console(to_stderr=True)
     if not console.is_terminal:
         yield
         return
@@ -89,7 +90,7 @@ def status(description: str) -> Iterator[None]:
         yield
 
 
-def _table(*columns: str) -> Table:
+def bare_table(*columns: str) -> Table:
     """A bare table; a column named "x:text" is set left, the others are numbers."""
     table = _Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for column in columns:
@@ -99,213 +100,13 @@ def _table(*columns: str) -> Table:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    _console(to_stderr).print(Text(text))
-
-
-def print_stage(made: Any, *, to_stderr: bool = False) -> None:
-    """What a stage of `run` made."""
-    from ffncompress.plans import Plan
-    from ffncompress.report import GateResult
-
-    if isinstance(made, Plan):
-        print_plan(made, to_stderr=to_stderr)
-    elif isinstance(made, GateResult):
-        print_gate(made, to_stderr=to_stderr)
-    else:
-        say(f"Written: {made}" if isinstance(made, Path) else f"Pushed: {made}", to_stderr=to_stderr)
-
-
-def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) -> None:
-    """The blocks of a plan at a glance; with reasons, why each was treated so."""
-    console = _console(to_stderr)
-    wide = console.width >= 96  # a narrow terminal gets what decides; plan.json has the rest
-    extra = ("median", "ranks i/o/m", "cond") if wide else ()
-    table = _table("block", "R2_lin", *extra, "predicted", "swap dPPL", "tried:text", "becomes:text")
-    for block in plan.blocks:
-        scores, swap = block.scores, block.swap
-        ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
-        details = (
-            f"{scores.r2_median_feature:.2f}",
-            "/".join(f"{rank:.0f}" for rank in ranks),
-            f"{scores.condition_number:.0e}",
-        )
-        table.add_row(
-            str(block.index),
-            f"{scores.r2_lin:.3f} ±{scores.r2_lin_error:.3f}",
-            *(details if wide else ()),
-            _delta(swap.predicted_delta),
-            f"{_delta(swap.delta)} ±{swap.delta_error:.2f}",
-            _short(swap),
-            Text(_short(block.choice) if block.choice else "-", style="bold cyan" if block.replace else "dim"),
-        )
-    texts = ", ".join(Path(text.source).name for text in plan.choose_text)
-    tokens = sum(text.tokens for text in plan.choose_text)
-    console.print(Text(f"{plan.base.name} ({plan.base.family}), {plan.settings.asks()}", style="bold"))
-    console.print(
-        Text(
-            f"base perplexity {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
-            f"context {plan.settings.seq_len}"
-        )
-    )
-    console.print(table)
-    if reasons:
-        for block in plan.blocks:
-            console.print(Text(f"block {block.index}: {block.reason}"))
-    console.print(Text(plan.summary, style="bold"))
-    if plan.replaced:
-        console.print(Text(_kept(plan)))
-        if plan.settings.limit is None and plan.final_check is not None:
-            console.print(Text(f"ffncompress eval will hold it to {plan.promise}: {plan.promised.reason}"))
-            if plan.promised.wide:
-                console.print(Text(plan.promised.warning, style="yellow"))
-    if plan.frontier:
-        console.print(_frontier_table(plan))
-
-
-def print_study(study: Study, *, to_stderr: bool = False) -> None:
-    """Every profile as a table, then what they say together, and what each stage took."""
-    console = _console(to_stderr)
-    for profile in study.profiles:
-        console.print(Text(f"{profile.name} ({profile.family}): {profile.provenance}", style="bold"))
-        console.print(Text(f"base perplexity {profile.base_perplexity:.2f}"))
-        console.print(_profile_table(profile, wide=console.width >= 96))
-        if (found := profile.probe) is not None:
-            words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
-            if found.correlation is not None and found.p_value is not None:
-                words += f"; correlation with 1 - R2_lin {found.correlation:+.2f} (p = {found.p_value:.2f})"
-            console.print(Text(words))
-    for pitfall in study.pitfalls:
-        ways = ", ".join(f"{t.optimiser} {t.r2[-1]:.3f}" for t in pitfall.trained)
-        steps = pitfall.trained[0].steps[-1]
-        head = f"{Path(pitfall.model).name}, block {pitfall.block}, condition number {pitfall.condition_number:.0e}"
-        console.print(Text(f"{head}: R2 {pitfall.closed_form:.3f} solved; after {steps:,} steps {ways}"))
-    for agreement in study.agreements:
-        console.print(Text(f"{Path(agreement.model).name}: {agreement.verdict}"))
-    for feed in study.cross_feeds:
-        console.print(Text(f"{feed.model} on {feed.giver}'s activations: {feed.verdict}"))
-    for sentence in study.learned:
-        console.print(Text(sentence))
-    table = _table("stage:text", "seconds", "forward passes")
-    for took in study.stages:
-        table.add_row(took.name, f"{took.seconds:.1f}", "" if took.ratio is None else f"{took.ratio:.2f}")
-    console.print(table)
-
-
-def _profile_table(profile: Profile, *, wide: bool) -> Table:
-    extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
-    swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
-    more = ["swap dPPL"] * swapped + ["probe"] * probed
-    table = _table("block", "R2_lin (95 %)", "median", *extra, *more, "regime:text")
-    for block in profile.blocks:
-        scores = block.scores
-        ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
-        details = (
-            "/".join(f"{rank:.0f}" for rank in ranks), f"{scores.condition_number:.0e}",
-            f"{scores.unrecovered_share:.4f}",
-        )  # fmt: skip
-        table.add_row(
-            str(block.index),
-            f"{scores.r2_lin:.3f} ±{1.96 * scores.r2_lin_error:.3f}",
-            f"{scores.r2_median_feature:.2f}",
-            *(details if wide else ()),
-            *([_delta(block.swap.delta)] if block.swap else []),
-            *([f"{block.probe.gain:+.3f}"] if block.probe else []),
-            block.regime,
-        )
-    return table
-
-
-def _frontier_table(plan: Plan) -> Table:
-    """Sizes, and the least perplexity that is expected there before stand-ins are refitted."""
-    table = _table("size", "share", "expected perplexity", "measured before refit", "rise")
-    base = plan.frontier[0].expected_perplexity
-    for point in plan.frontier:
-        measured = "" if point.measured_perplexity is None else f"{point.measured_perplexity:.2f}"
-        best = point.measured_perplexity or point.expected_perplexity
-        rise = f"{100 * (best / base - 1):+.1f} %"
-        table.add_row(f"{point.parameters:,}", f"{point.share:.3f}", f"{point.expected_perplexity:.2f}", measured, rise)
-    return table
-
-
-def _short(option: Option | Swap) -> str:
-    """480n for so many neurons, r16 for a rank: a cell of a table."""
-    if option.kind in ("dense", "constant"):
-        return option.kind
-    return "+".join([f"{option.width}n"] * bool(option.width) + [f"r{option.rank}"] * bool(option.rank))
-
-
-def _kept(plan: Plan) -> str:
-    ratios = plan.ratios
-    fewer = f"{1 / ratios['replaced_ffns']:.1f}x fewer" if ratios["replaced_ffns"] else "none left"
-    return (
-        f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters\n"
-        f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({fewer}), "
-        f"{100 * ratios['all_ffns']:.1f} % of all FFNs, {100 * ratios['whole_model']:.1f} % of the whole model"
-    )
-
-
-def print_artifact(folder: str | Path) -> None:
-    """Where a checkpoint came from and how it fared."""
-    from ffncompress.origin import GATE_FILE, META, read_gate, read_origin
-
-    origin = read_origin(folder)
-    revision = f" at {origin.base_revision}" if origin.base_revision else ""
-    say(
-        f"{folder}: {origin.base_model}{revision} with {origin.parameters_after:,} of "
-        f"{origin.parameters_before:,} parameters"
-    )
-    if (healing := origin.healing) is not None:
-        words = f"healed in {healing.minutes:g} min, {healing.steps:,} steps: "
-        words += f"perplexity {healing.closed_form:.2f} to {healing.healed:.2f}, choose text"
-        say(words if healing.kept else f"{words}; no better, so not kept")
-    if (Path(folder) / META / GATE_FILE).exists():
-        print_gate(read_gate(folder))
-    else:
-        say("not evaluated yet")
-
-
-def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
-    """Perplexities, sizes, speed, a continuation of both, and the verdict."""
-    console = _console(to_stderr)
-    table = _table(":text", "base", "slimmed", "change", "")
-    for text in (result.main, *result.also):
-        table.add_row(f"perplexity, {Path(text.text).name[-20:]} ({text.part})")
-        table.add_row(f"{text.tokens:,} tokens, context {text.context}")
-        for unit in ("token", "word", "byte"):
-            table.add_row(*_change(f"  {unit}", getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
-    sizes, speed = result.sizes, result.speed
-    table.add_row(*_change("parameters, replaced FFNs", *sizes.replaced_ffns))
-    table.add_row(*_change("parameters, all FFNs", *sizes.all_ffns))
-    table.add_row(*_change("parameters, whole model", *sizes.whole_model))
-    table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
-    shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
-    table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
-    console.print(table)
-    console.print(Text(f"prompt   {result.prompt!r}"))
-    console.print(Text(f"base     {result.continuation_base!r}"))
-    console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
-    verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
-    error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
-    verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
-    verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
-    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
-    if result.limit_warning:
-        console.print(Text(result.limit_warning, style="yellow"))
-
-
-def _change(label: str, before: float, after: float, form: str = ",") -> tuple[str, ...]:
-    """A row: what it was, what it is, and the difference, absolute and relative."""
-    relative = f"{100 * (after / before - 1):+.1f} %" if before else ""
-    return label, f"{before:{form}}", f"{after:{form}}", f"{after - before:+{form}}", relative
-
-
-def _delta(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) < 1000 else f"{value:+.0e}"
+    """One line, or a few."""
+    make_console(to_stderr).print(Text(text))
 
 
 def write_json(file: str | None, content: str) -> None:
     """To a file, or to standard output for `-`; of several processes, the first alone."""
-    from ffncompress.staging import write_file
+    from ffncompress.storage.files import write_file
 
     if rank() > 0:
         return
@@ -321,7 +122,7 @@ def write_json(file: str | None, content: str) -> None:
 
 def write_junit(file: str, result: GateResult) -> None:
     """One test case for the gate, one for each text that is only reported."""
-    from ffncompress.staging import write_file
+    from ffncompress.storage.files import write_file
 
     suite = ElementTree.Element("testsuite", name="ffncompress", tests=str(1 + len(result.also)))
     suite.set("failures", str(0 if result.passed else 1))

@@ -1,24 +1,25 @@
-"""Models: where they come from, and where their FFNs live."""
+"""Models: where they come from, how they are loaded, and where their FFNs are.
 
-from ffncompress.models.families import (
-    STAND_IN,
+Does not know what is done with them: no fit, no budget, no checkpoint.
+A new family is a row in `families.py`.
+"""
+
+from ffncompress.models.base import find_base
+from ffncompress.models.blocks import (
+    REPLACEMENT,
     Block,
-    Layout,
     count_parameters,
-    find_blocks,
     in_out,
     install_,
     installed,
     oriented,
     out_projection,
     set_module,
-    supported,
 )
+from ffncompress.models.families import Layout, supported
+from ffncompress.models.finding import find_blocks
 from ffncompress.models.loading import (
-    EMBEDDED,
-    ModelSource,
     context_of,
-    find_model,
     load_config,
     load_model,
     load_random,
@@ -26,15 +27,17 @@ from ffncompress.models.loading import (
     load_whole,
     quiet_bars,
 )
+from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
 
 __all__ = [
     "EMBEDDED",
-    "STAND_IN",
+    "REPLACEMENT",
     "Block",
     "Layout",
     "ModelSource",
     "context_of",
     "count_parameters",
+    "find_base",
     "find_blocks",
     "find_model",
     "in_out",

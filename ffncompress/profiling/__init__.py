@@ -1,1 +1,5 @@
-"""The measurement by itself: a study of any models on any texts, as data, figures and a page that people look at."""
+"""Profiling: a study of how linear FFNs are: its stages, its records, its figures, its page.
+
+Does not know budgets or checkpoints.
+Public: `write_report`, `make_study`, `Study`, `Profile`.
+"""

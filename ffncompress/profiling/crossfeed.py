@@ -10,35 +10,34 @@ with (m, C) of the FFN's own inputs and (n, D) of the giver's. R2_lin of these o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.calibration import Rows, hooked, own_batches, row_taps
-from ffncompress.corpus import Corpus
 from ffncompress.models import Block
+from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
 from ffncompress.recovery import Moments
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.runtime.run import Run
+from ffncompress.text.corpus import Corpus
+from ffncompress.type_aliases import Model
 
 FLOOR = 1e-6  # of the mean eigenvalue: what the giver's inputs never do is not blown up
 
 
 @torch.inference_mode()
 def cross_feed(
-    giver: Any,
+    giver: Model,
     giver_blocks: Sequence[Block],
     given: Sequence[Linear],
-    taker: Any,
+    taker: Model,
     taker_blocks: Sequence[Block],
     known: Sequence[Linear],
     corpus: Corpus,
-    workers: Workers,
-    track: Track = silent,
+    run: Run,
 ) -> list[tuple[float, float]]:
     """(raw, matched) R2_lin of each of the taker's FFNs on the giver's activations."""
     pairs = list(zip(giver_blocks, given, taker_blocks, known, strict=False))
@@ -47,12 +46,12 @@ def cross_feed(
         sets = [[Moments.zeros(own.d_in, own.d_out, full_yy=False) for _ in range(2)] for _ in range(2)]
         feeds.append((block, taker.get_submodule(own.path), sets, source, matching(source, target), target.mean))
     for held_out, windows in enumerate((corpus.fit, corpus.choose)):
-        for _, batch in track(own_batches(windows, workers), "cross-feeding"):
-            taps = [tap for feed in feeds for tap in row_taps(feed[0], _feeder(held_out, *feed[1:]))]
-            with hooked(giver, taps):
+        for _, batch in run.progress(own_batches(windows, run.workers), "cross-feeding"):
+            hooks = [hook for feed in feeds for hook in row_hooks(feed[0], _feeder(held_out, *feed[1:]))]
+            with hooked(giver, hooks):
                 giver.base_model(input_ids=batch, use_cache=False)
     for _, _, sets, *_ in feeds:
-        workers.sum_(tensor for pair in sets for moments in pair for tensor in moments.tensors())
+        run.workers.sum_(tensor for pair in sets for moments in pair for tensor in moments.tensors())
     return [(_r2(*sets[0]), _r2(*sets[1])) for _, _, sets, *_ in feeds]
 
 
@@ -68,7 +67,9 @@ def _power(covariance: Tensor, power: float) -> Tensor:
     return result
 
 
-def _feeder(held_out: int, ffn: Any, sets: list[list[Moments]], source: Linear, matrix: Tensor, mean: Tensor) -> Any:
+def _feeder(
+    held_out: int, ffn: nn.Module, sets: list[list[Moments]], source: Linear, matrix: Tensor, mean: Tensor
+) -> Callable[[Rows], None]:
     def feed(rows: Rows) -> None:
         weight = next(ffn.parameters())
         x = rows.x.double().cpu()

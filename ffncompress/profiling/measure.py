@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.calibration import collect_moments, in_passes
-from ffncompress.corpus import Corpus
-from ffncompress.forecast import delta_perplexity
 from ffncompress.models import Block
+from ffncompress.passes.calibration import collect_moments, group_by_memory
+from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
+from ffncompress.passes.swaps import measure_base, measure_swaps
 from ffncompress.profiling.records import BlockScores, Regime, Swapped
 from ffncompress.recovery import LinearFit
-from ffncompress.scoring import linear_scores, replacement, whole_map
-from ffncompress.swaps import mean_and_error, measure_base, measure_swaps, perplexity
-from ffncompress.windows import Windows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import linear_scores, whole_map
+from ffncompress.runtime.run import Run
+from ffncompress.text.corpus import Corpus
+from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Model
 
 LINEAR = 0.7  # R2_lin from which a block is called linear at all
 FEW, NEAR_ONE = 64, 2.0  # an effective rank is few below d_out / 64, and in a narrow model below 2
@@ -42,7 +43,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BlockMeasurements:
     """What the passes over a model gave."""
 
     scores: list[BlockScores]
@@ -50,15 +51,13 @@ class Measured:
     base_perplexity: float
 
 
-def measure_blocks(
-    model: Any, blocks: list[Block], corpus: Corpus, workers: Workers, track: Track = silent
-) -> Measured:
+def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) -> BlockMeasurements:
     """The scores of every block, its linear map, and the model's perplexity on the held-out windows."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     linear: list[Linear] = []
-    for group in in_passes(blocks, inner=False):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, workers, track, inner=False)
-        for block in track(group, "fitting linear maps"):
+    for group in group_by_memory(blocks, inner=False):
+        moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False)
+        for block in run.progress(group, "fitting linear maps"):
             own = moments.pop(0)
             plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
             by_rank, scores = linear_scores(block, own, plain, stream)
@@ -75,10 +74,12 @@ def measure_blocks(
             }
             found.append(scores | more)
             linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
-    losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, workers, track)
+    losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, run)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
-    complete = [BlockScores(**each, r2_lin_error=bar) for each, bar in zip(found, bars, strict=True)]
-    return Measured(complete, linear, perplexity(losses, corpus.choose.scored))
+    complete = [
+        BlockScores.model_validate({**each, "r2_lin_error": bar}) for each, bar in zip(found, bars, strict=True)
+    ]
+    return BlockMeasurements(complete, linear, perplexity(losses, corpus.choose.scored))
 
 
 def regime_of(scores: BlockScores, d_out: int) -> tuple[Regime, str]:
@@ -102,22 +103,16 @@ def regime_of(scores: BlockScores, d_out: int) -> tuple[Regime, str]:
 
 
 def swap_linear(
-    model: Any,
-    blocks: list[Block],
-    linear: Sequence[Linear],
-    windows: Windows,
-    base: float,
-    workers: Workers,
-    track: Track = silent,
+    model: Model, blocks: list[Block], linear: Sequence[Linear], windows: Windows, base: float, run: Run
 ) -> list[Swapped]:
     """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
     windows = windows.up_to(SWAP_TOKENS, least=2)
     maps = [
-        replacement(block, model.get_submodule(block.path), whole_map(block), each.fit)
+        build_replacement(block, model.get_submodule(block.path), whole_map(block), each.fit)
         for block, each in zip(blocks, linear, strict=True)
     ]
     found = []
-    for rises in measure_swaps(model, blocks, maps, windows, workers, track):
+    for rises in measure_swaps(model, blocks, maps, windows, run):
         rise, spread = mean_and_error(rises, windows.scored)
         delta = delta_perplexity(base, rise)
         error = (base + delta) * spread

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffncompress.profiling.records import Trained
-from ffncompress.workers import Workers
+from ffncompress.runtime.workers import Workers
 
 STEPS, BATCH, POINTS = 2000, 256, 24
 ADAM_RATES = (1e-3, 1e-2)

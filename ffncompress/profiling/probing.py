@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.calibration import Rows, hooked, own_batches, row_taps
-from ffncompress.corpus import Corpus
 from ffncompress.models import Block
-from ffncompress.profiling.bilinear import RANK, fit_bilinear
+from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
 from ffncompress.profiling.records import Probe
 from ffncompress.recovery import LinearFit
-from ffncompress.windows import Windows
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.recovery.bilinear import RANK, fit_bilinear
+from ffncompress.runtime.run import Run
+from ffncompress.text.corpus import Corpus
+from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Model
 
 FIT_TOKENS, HELD_OUT_TOKENS = 12_288, 8_192
 ROW_BYTES = 2 * 2**30  # of captured rows at a time
 
 
 def probe_blocks(
-    model: Any,
-    blocks: list[Block],
-    linear: Sequence[Linear],
-    corpus: Corpus,
-    workers: Workers,
-    seed: int,
-    track: Track = silent,
+    model: Model, blocks: list[Block], linear: Sequence[Linear], corpus: Corpus, run: Run, seed: int
 ) -> list[Probe]:
     """The bilinear probe of every block; half of the held-out sequences stop it, the others measure it."""
     fit, held_out = corpus.fit.up_to(FIT_TOKENS, least=2), corpus.choose.up_to(HELD_OUT_TOKENS, least=4)
@@ -38,14 +32,14 @@ def probe_blocks(
     windows = Windows.cat([fit, stop, report])
     sizes = [part.numel() for part in (fit, stop, report)]
     probes = []
-    for group, rows in captured(model, blocks, windows, workers, track):
+    for group, rows in captured(model, blocks, windows, run):
 
         def probe(at: int, group: list[Block] = group, rows: list[tuple[Tensor, Tensor]] = rows) -> Probe:
             x, y = rows[at]
             return _probe(linear[group[at].index].fit, x.split(sizes), y.split(sizes), report, seed)
 
         places = range(len(group))
-        dealt = zip(track(places, "probing residuals"), workers.deal(places, probe), strict=True)
+        dealt = zip(run.progress(places, "probing residuals"), run.workers.deal(places, probe), strict=True)
         probes += [found for _, found in dealt]
     return probes
 
@@ -82,7 +76,7 @@ def _squares(values: Tensor, windows: Windows) -> Tensor:
 
 
 def captured(
-    model: Any, blocks: list[Block], windows: Windows, workers: Workers, track: Track = silent
+    model: Model, blocks: list[Block], windows: Windows, run: Run
 ) -> Iterator[tuple[list[Block], list[tuple[Tensor, Tensor]]]]:
     """Groups of blocks with their rows (x, y), each [tokens, features] in float32, in the windows' order.
 
@@ -94,16 +88,16 @@ def captured(
     for start in range(0, len(blocks), count):
         group = blocks[start : start + count]
         rows = [(torch.zeros(windows.numel(), b.d_in), torch.zeros(windows.numel(), b.d_out)) for b in group]
-        for at, batch in track(own_batches(windows, workers), "capturing activations"):
+        for at, batch in run.progress(own_batches(windows, run.workers), "capturing activations"):
             places = (begins[at][:, None] + torch.arange(batch.shape[1])).flatten()
-            taps = [tap for b, own in zip(group, rows, strict=True) for tap in row_taps(b, _keeper(own, places))]
-            with torch.no_grad(), hooked(model, taps):
+            hooks = [hook for b, own in zip(group, rows, strict=True) for hook in row_hooks(b, _keeper(own, places))]
+            with torch.no_grad(), hooked(model, hooks):
                 model.base_model(input_ids=batch, use_cache=False)
-        workers.sum_(part for own in rows for part in own)  # a row is one process's, and zero in the others
+        run.workers.sum_(part for own in rows for part in own)  # a row is one process's, and zero in the others
         yield group, rows
 
 
-def _keeper(own: tuple[Tensor, Tensor], at: Tensor) -> Any:
+def _keeper(own: tuple[Tensor, Tensor], at: Tensor) -> Callable[[Rows], None]:
     def keep(rows: Rows) -> None:
         for kept, seen in zip(own, (rows.x, rows.y), strict=True):
             kept[at] = seen.detach().float().cpu()

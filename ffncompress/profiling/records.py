@@ -9,22 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ffncompress.errors import ArtifactError
-from ffncompress.plans import Scores, TextRef
+from ffncompress.records.plan import Scores
+from ffncompress.sanitize import parse_json
+from ffncompress.schema import Record
 from ffncompress.settings import ProfileSettings
-from ffncompress.words import parse_json
+from ffncompress.text.sources import TextRef
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "profile.json"
 T = TypeVar("T")
 Some = Annotated[list[T], Field(min_length=1)]
 Regime = Literal["broadly linear", "outlier-dominated", "nonlinear"]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class BlockScores(Scores):
@@ -38,7 +36,7 @@ class BlockScores(Scores):
     dynamic_range: float  # of the input features' variances
 
 
-class Swapped(_Record):
+class Swapped(Record):
     """The block replaced by its linear map, alone in the model."""
 
     delta: float
@@ -46,7 +44,7 @@ class Swapped(_Record):
     tokens: int
 
 
-class Probe(_Record):
+class Probe(Record):
     """A rank-16 bilinear layer on top of the linear map; measured on sequences that did not stop it."""
 
     rank: int
@@ -59,7 +57,7 @@ class Probe(_Record):
     report_tokens: int
 
 
-class BlockProfile(_Record):
+class BlockProfile(Record):
     """One FFN as it was found."""
 
     index: int
@@ -75,7 +73,7 @@ class BlockProfile(_Record):
     probe: Probe | None = None
 
 
-class ProbeSummary(_Record):
+class ProbeSummary(Record):
     """What the probe found over all blocks: whether it helps where linearity fails."""
 
     median_gain: float
@@ -84,7 +82,7 @@ class ProbeSummary(_Record):
     p_value: float | None
 
 
-class Profile(_Record):
+class Profile(Record):
     """One model on one text."""
 
     model: str
@@ -110,6 +108,7 @@ class Profile(_Record):
 
     @property
     def r2(self) -> list[float]:
+        """R2_lin of each block."""
         return [block.scores.r2_lin for block in self.blocks]
 
     @property
@@ -123,7 +122,7 @@ class Profile(_Record):
         )
 
 
-class Agreement(_Record):
+class Agreement(Record):
     """Whether a model keeps its profile from text to text."""
 
     model: str
@@ -135,7 +134,7 @@ class Agreement(_Record):
     verdict: str
 
 
-class Trained(_Record):
+class Trained(Record):
     """A linear layer trained by gradient descent, beside the closed form."""
 
     optimiser: str
@@ -144,7 +143,7 @@ class Trained(_Record):
     r2: Some[float]
 
 
-class Pitfall(_Record):
+class Pitfall(Record):
     """One block's linear map found three ways."""
 
     model: str
@@ -160,7 +159,7 @@ class Pitfall(_Record):
     trained: Some[Trained]
 
 
-class CrossFed(_Record):
+class CrossFed(Record):
     """One block of `model` fed another model's activations: R2_lin of each way."""
 
     block: int
@@ -170,7 +169,7 @@ class CrossFed(_Record):
     giver: float  # the other model's own block on the same activations
 
 
-class CrossFeed(_Record):
+class CrossFeed(Record):
     """One model's FFNs on another's activations."""
 
     model: str
@@ -184,7 +183,7 @@ class CrossFeed(_Record):
     verdict: str
 
 
-class StageTime(_Record):
+class StageTime(Record):
     """What a stage took, beside one forward pass over the same tokens."""
 
     name: str
@@ -193,21 +192,22 @@ class StageTime(_Record):
 
     @property
     def ratio(self) -> float | None:
+        """How many forward passes it took."""
         return self.seconds / self.forward_seconds if self.forward_seconds else None
 
 
-class Study(_Record):
+class Study(Record):
     """Everything that `ffncompress profile` reports."""
 
     schema_version: int = SCHEMA_VERSION
     ffncompress_version: str
     settings: ProfileSettings
     profiles: list[Profile]
-    agreements: list[Agreement] = []
-    pitfalls: list[Pitfall] = []
-    cross_feeds: list[CrossFeed] = []
-    learned: list[str] = []  # what random twins and revisions say, a sentence each
-    stages: list[StageTime] = []
+    agreements: list[Agreement] = Field(default_factory=list)
+    pitfalls: list[Pitfall] = Field(default_factory=list)
+    cross_feeds: list[CrossFeed] = Field(default_factory=list)
+    learned: list[str] = Field(default_factory=list)  # what random twins and revisions say, a sentence each
+    stages: list[StageTime] = Field(default_factory=list)
 
     @property
     def trained(self) -> list[Profile]:

@@ -14,18 +14,21 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from ffncompress.manifest import MANIFEST_FILE
-from ffncompress.models.loading import EMBEDDED
-from ffncompress.outputs import claimed, staged_directory
-from ffncompress.places import check_place
+from ffncompress.models.sources import EMBEDDED
 from ffncompress.profiling.figures import draw_all
 from ffncompress.profiling.page import render
 from ffncompress.profiling.records import STUDY_FILE, Study
+from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.study import make_study
 from ffncompress.profiling.tables import write_csv, write_parquet
+from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
 from ffncompress.settings import ProfileSettings
-from ffncompress.workers import Track, Workers, silent, stage
-from ffncompress.working import check_working, open_working, remove_working, working_folder
+from ffncompress.storage.manifest import MANIFEST_FILE
+from ffncompress.storage.outputs import claimed, staged_directory
+from ffncompress.storage.places import check_place
+from ffncompress.storage.working import check_working, open_working, remove_working, working_folder
 
 PAGE_FILE, STAGES = "report.html", "stages"
 
@@ -38,7 +41,7 @@ def write_report(
     revision: str | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
-    track: Track = silent,
+    progress: Progress = silent,
 ) -> Study:
     """Make a study, or go on with one, and write its folder; of several processes, the first writes."""
     inputs = [*(name for name in models if name != EMBEDDED), *settings.data, *settings.revisions]
@@ -50,12 +53,12 @@ def write_report(
             check_working(partial)
             if (target / STAGES).is_dir():
                 _take_up(target / STAGES, partial)
-        study = make_study(
-            models, settings, partial, workers, revision=revision, trust_remote_code=trust_remote_code, track=track
-        )
+        stages = StudyStages(partial, workers)
+        run = Run(workers, progress, stages)
+        study = make_study(models, settings, stages, run, revision=revision, trust_remote_code=trust_remote_code)
         if workers.is_main:
             with (
-                stage(track, "drawing"),
+                step(progress, "drawing"),
                 staged_directory(target, "report", overwrite=overwrite, inputs=inputs) as folder,
             ):
                 _write(study, folder)

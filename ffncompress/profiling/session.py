@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,7 +16,10 @@ from ffncompress.profiling.probing import captured, probe_blocks
 from ffncompress.profiling.records import BlockProfile, Pitfall, Probe, Profile, StageTime, Swapped
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject
-from ffncompress.texts import public_name
+from ffncompress.text.sources import public_name
+from ffncompress.type_aliases import TypeForm
+
+T = TypeVar("T")
 
 
 class Session:
@@ -37,10 +41,12 @@ class Session:
 
     @property
     def label(self) -> str:
+        """What a person calls it."""
         return f"{self.subject.name}, {public_name(self.text)}"
 
     @property
     def on_first_text(self) -> bool:
+        """Whether this is the text that all models are compared on."""
         return self.text == self.subject.texts[0]
 
     @property
@@ -51,15 +57,15 @@ class Session:
     def profile(self) -> Profile:
         """Every block of the model on this text."""
         subject, settings = self.subject, self.settings
-        self.forward = self._do("one forward pass", float, lambda: subject.forward_seconds(self.text), None)
+        name = f"{self.label}: one forward pass"
+        self.forward = self.stages.timed(name, self.facts, float, lambda: subject.forward_seconds(self.text))
         # the stage loaded the model too and timed only a part: what counts is what it found
-        name = self.stages.times[-1].name
         self.stages.times[-1] = StageTime(name=name, seconds=self.forward, forward_seconds=self.forward)
-        first: Profile = self._do("scores", Profile, self._measure)
+        first = self._do("scores", Profile, self._measure)
         swaps: list[Swapped | None] = [None] * len(first.blocks)
         probes: list[Probe | None] = [None] * len(first.blocks)
         if settings.swaps and self.looked_at_closely:
-            swaps = self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))  # type: ignore[assignment]
+            swaps = [*self._do("swaps", list[Swapped], lambda: self._swap(first.base_perplexity))]
         summary = None
         if settings.probe and self.looked_at_closely:
             found = self._do("probe", list[Probe], self._probe)
@@ -79,7 +85,7 @@ class Session:
             index = int(asked or 0)
         if index >= count:
             raise BudgetError(f"block {index} is not there: this model's blocks are 0 to {count - 1}")
-        return self._do(f"pitfall of block {index}", Pitfall, lambda: self._train(profile, index))  # type: ignore[no-any-return]
+        return self._do(f"pitfall of block {index}", Pitfall, lambda: self._train(profile, index))
 
     def linear(self) -> list[Linear]:
         """The linear maps: of this run, or of the one that was killed."""
@@ -87,17 +93,17 @@ class Session:
             self._linear = self.stages.keep("maps", self.facts, self._maps)
         return self._linear
 
-    def _do(self, what: str, kind: Any, make: Any, forward: Any = ...) -> Any:
-        seconds = self.forward if forward is ... else forward
-        return self.stages.timed(f"{self.label}: {what}", self.facts, kind, make, seconds)
+    def _do(self, what: str, kind: TypeForm, make: Callable[[], T]) -> T:
+        """A stage of this model on this text, which takes so many of its forward passes."""
+        return self.stages.timed(f"{self.label}: {what}", self.facts, kind, make, self.forward)
 
     def _maps(self) -> list[Linear]:
         subject = self.subject
-        return measure_blocks(subject.model, subject.blocks, self.corpus, subject.workers, subject.track).linear
+        return measure_blocks(subject.model, subject.blocks, self.corpus, subject.run).linear
 
     def _measure(self) -> Profile:
         subject, corpus, settings = self.subject, self.corpus, self.settings
-        found = measure_blocks(subject.model, subject.blocks, corpus, subject.workers, subject.track)
+        found = measure_blocks(subject.model, subject.blocks, corpus, subject.run)
         self._linear = found.linear
         if self.on_first_text and (settings.swaps or settings.probe or settings.cross_feed):
             self.stages.put("maps", self.facts, found.linear)
@@ -130,23 +136,18 @@ class Session:
 
     def _swap(self, base: float) -> list[Swapped]:
         subject = self.subject
-        return swap_linear(
-            subject.model, subject.blocks, self.linear(), self.corpus.choose, base, subject.workers, subject.track
-        )
+        return swap_linear(subject.model, subject.blocks, self.linear(), self.corpus.choose, base, subject.run)
 
     def _probe(self) -> list[Probe]:
         subject = self.subject
-        return probe_blocks(
-            subject.model, subject.blocks, self.linear(), self.corpus, subject.workers, self.settings.seed,
-            subject.track,
-        )  # fmt: skip
+        return probe_blocks(subject.model, subject.blocks, self.linear(), self.corpus, subject.run, self.settings.seed)
 
     def _train(self, profile: Profile, index: int) -> Pitfall:
         subject, corpus = self.subject, self.corpus
         block = [subject.blocks[index]]
         rows: list[Tensor] = []
         for windows in (corpus.fit, corpus.choose):
-            ((_, [pair]),) = captured(subject.model, block, windows, subject.workers, subject.track)
+            ((_, [pair]),) = captured(subject.model, block, windows, subject.run)
             rows += pair
         scores = profile.blocks[index].scores
         return Pitfall(
@@ -160,5 +161,5 @@ class Session:
             held_out_rows=len(rows[2]),
             context=profile.context,
             seed=profile.seed,
-            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed, subject.workers),
+            trained=train_layers(rows[0], rows[1], rows[2], rows[3], profile.seed, subject.run.workers),
         )

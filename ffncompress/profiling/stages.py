@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ffncompress.profiling.records import StageTime
-from ffncompress.stages import Stages
-from ffncompress.workers import Workers
+from ffncompress.runtime.stages import Facts, Stages
+from ffncompress.runtime.workers import Workers
+from ffncompress.type_aliases import TypeForm
 
 T = TypeVar("T")
 
@@ -20,9 +21,7 @@ class StudyStages(Stages):
         super().__init__(folder, workers)
         self.times: list[StageTime] = []
 
-    def timed(
-        self, name: str, facts: dict[str, Any], kind: Any, make: Callable[[], T], forward: float | None = None
-    ) -> T:
+    def timed(self, name: str, facts: Facts, kind: TypeForm, make: Callable[[], T], forward: float | None = None) -> T:
         """As `do`; `forward`: seconds of a forward pass over the same tokens."""
         result = self.do(name, facts, kind, make)
         self.times.append(StageTime(name=name, seconds=self.seconds, forward_seconds=forward))

@@ -14,32 +14,30 @@ from ffncompress.profiling.session import Session
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.subjects import Subject, fed, find_subjects
 from ffncompress.recovery import LinearFit
+from ffncompress.runtime.run import Run
 from ffncompress.settings import ProfileSettings
-from ffncompress.texts import public_name
-from ffncompress.workers import Track, Workers, silent
+from ffncompress.text.sources import public_name
 
 
 def make_study(
     models: list[str],
     settings: ProfileSettings,
-    working: Path,
-    workers: Workers,
+    stages: StudyStages,
+    run: Run,
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    track: Track = silent,
 ) -> Study:
-    """Measure all that the settings ask for; what an earlier run finished in the working folder is not done again.
+    """Measure all that the settings ask for; what an earlier run finished is not done again.
 
     Raises:
         FfncompressError: a model, a text or the settings do not serve; the message says what would.
     """
-    subjects = find_subjects(models, settings, workers, track, revision=revision, trust_remote_code=trust_remote_code)
+    subjects = find_subjects(models, settings, run, revision=revision, trust_remote_code=trust_remote_code)
     for subject in subjects:
         for text in subject.texts:
             subject.corpus(text)  # an unreadable text is said before hours of work
         subject.unload()  # where it was asked how it reads: one model in memory at a time
-    stages = StudyStages(working, workers)
     stages.records = [Linear, LinearFit]
     profiles, pitfalls = [], []
     for subject in subjects:
@@ -85,7 +83,7 @@ def _cross_feeds(subjects: list[Subject], profiles: list[Profile], stages: Study
         ) -> list[tuple[float, float]]:
             return cross_feed(
                 giver.model, giver.blocks, sessions[0].linear(), taker.model, taker.blocks, sessions[1].linear(),
-                sessions[0].corpus, giver.workers, giver.track,
+                sessions[0].corpus, giver.run,
             )  # fmt: skip
 
         pairs = stages.timed(name, facts, list[tuple[float, float]], feed)

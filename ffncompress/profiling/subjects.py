@@ -6,12 +6,9 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ffncompress.calibration import BATCH_TOKENS, check_enough_rows
-from ffncompress.corpus import Corpus, gather_text
 from ffncompress.errors import FfncompressError
 from ffncompress.models import (
     Block,
@@ -23,11 +20,16 @@ from ffncompress.models import (
     load_random,
     load_tokenizer,
 )
-from ffncompress.reading import better_reading, check_ids, check_length
+from ffncompress.passes.activations import BATCH_TOKENS
+from ffncompress.passes.calibration import check_enough_rows
+from ffncompress.passes.reading import better_reading, check_ids, check_length
+from ffncompress.runtime.progress import step
+from ffncompress.runtime.run import Run
 from ffncompress.settings import PlanSettings, ProfileSettings
-from ffncompress.texts import PYTHON_DOCS, Reading, Text, public_name
-from ffncompress.windows import Windows
-from ffncompress.workers import Track, Workers, stage
+from ffncompress.text.corpus import Corpus, gather_text
+from ffncompress.text.sources import Reading, Text, default_text, public_name
+from ffncompress.text.windows import Windows
+from ffncompress.type_aliases import Config, Model, Tokenizer
 
 RANDOM = "random"
 FORWARD_BATCHES = 6  # that a bare forward pass is timed on, after one to warm up
@@ -40,40 +42,44 @@ class Subject:
     source: ModelSource
     variant: str
     settings: ProfileSettings
-    workers: Workers
-    track: Track
+    run: Run
     original: Subject | None = None  # of a random twin or a checkpoint
     _corpora: dict[str, Corpus] = field(default_factory=dict)
     _readings: dict[Text, Reading] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
+        """What a legend says."""
         return Path(self.source.label).name + (f" ({self.variant})" if self.variant else "")
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str | int]:
         """What this model is, for a stage's key."""
         seed = {"seed": self.settings.seed} if self.variant == RANDOM else {}
         return {"weights": self.source.fingerprint(), "variant": self.variant, **seed}
 
     @cached_property
-    def config(self) -> Any:
+    def config(self) -> Config:
+        """Its config, which needs no weights."""
         return load_config(self.source)
 
     @cached_property
-    def model(self) -> Any:
-        with stage(self.track, f"loading {self.name}"):
-            dtype, where = self.workers.dtype(self.settings.dtype), self.workers.device_map
+    def model(self) -> Model:
+        """The model, loaded when it is first asked for."""
+        with step(self.run.progress, f"loading {self.name}"):
+            dtype, where = self.run.workers.dtype(self.settings.dtype), self.run.workers.device_map
             if self.variant == RANDOM:
-                return load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.workers.device)
+                return load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
             return load_model(self.source, dtype=dtype, device_map=where)
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
         return load_tokenizer(self.source)
 
     @cached_property
     def blocks(self) -> list[Block]:
+        """Its FFNs."""
         return find_blocks(self.model)
 
     def unload(self) -> None:
@@ -83,7 +89,7 @@ class Subject:
     @property
     def texts(self) -> list[str]:
         """What it is profiled on; what a model is compared with sees the first text only."""
-        texts = self.settings.data or ["wikitext" if self.source.is_hub else PYTHON_DOCS]
+        texts = self.settings.data or [default_text(self.source.is_hub)]
         return texts[:1] if self.variant else texts
 
     def corpus(self, text: str) -> Corpus:
@@ -92,8 +98,8 @@ class Subject:
             wanted = self.settings
             check_length(self.name, self.config, wanted.seq_len)
             plan = PlanSettings(data=[text], tokens=wanted.tokens, seq_len=wanted.seq_len, seed=wanted.seed)
-            with stage(self.track, f"reading {text}"):
-                self._corpora[text] = gather_text(self.source, plan, self.tokenizer, wanted.seq_len, self.reading_of)
+            with step(self.run.progress, f"reading {text}"):
+                self._corpora[text] = gather_text(plan, text, self.tokenizer, wanted.seq_len, self.reading_of)
         return self._corpora[text]
 
     def reading_of(self, text: Text) -> Reading:
@@ -101,10 +107,10 @@ class Subject:
         if self.original is not None:
             return self.original.reading_of(text)
         if text not in self._readings:
-            length, workers = self.settings.seq_len, self.workers
+            length = self.settings.seq_len
             several = len(text.documents) > 1  # or the model need not be loaded to tell
             self._readings[text] = (
-                better_reading(self.model, self.tokenizer, text, length, workers, seed=self.settings.seed)
+                better_reading(self.model, self.tokenizer, text, length, self.run, seed=self.settings.seed)
                 if several
                 else "joined"
             )
@@ -117,22 +123,21 @@ class Subject:
         check_ids(self.model, Windows.cat([corpus.fit, corpus.choose]))
         check_enough_rows(self.blocks, corpus.fit.numel())
         some = corpus.fit.batches(BATCH_TOKENS)[: FORWARD_BATCHES + 1]  # a process may have none of its own
-        batches = [batch.to(self.workers.device) for _, batch in some]
+        batches = [batch.to(self.run.workers.device) for _, batch in some]
         self.model(input_ids=batches[0], use_cache=False)
         timed = batches[1:] or batches
         start = time.perf_counter()
-        for batch in self.track(timed, "timing a forward pass"):
+        for batch in self.run.progress(timed, "timing a forward pass"):
             self.model(input_ids=batch, use_cache=False)
         seconds = time.perf_counter() - start
         tokens = corpus.fit.numel() + corpus.choose.numel()
-        return seconds * tokens / sum(batch.numel() for batch in timed) / self.workers.count
+        return seconds * tokens / sum(batch.numel() for batch in timed) / self.run.workers.count
 
 
 def find_subjects(
     models: list[str],
     settings: ProfileSettings,
-    workers: Workers,
-    track: Track,
+    run: Run,
     *,
     revision: str | None,
     trust_remote_code: bool,
@@ -146,16 +151,17 @@ def find_subjects(
         raise FfncompressError("--revisions are of one model; give one, or each model a run of its own")
 
     def subject(source: ModelSource, variant: str = "", original: Subject | None = None) -> Subject:
-        return Subject(source, variant, settings, workers, track, original)
+        return Subject(source, variant, settings, run, original)
 
     found = []
     for name in models:
         source = find_model(name, revision=revision, trust_remote_code=trust_remote_code)
         original = subject(source)
-        for step in settings.revisions:
-            at = find_model(step) if Path(step).is_dir() else find_model(name, revision=step)
+        for revision_name in settings.revisions:
+            folder = Path(revision_name)
+            at = find_model(folder) if folder.is_dir() else find_model(name, revision=revision_name)
             own = ModelSource(source.name, at.directory, at.gguf_file, at.revision, at.is_hub, trust_remote_code)
-            found.append(subject(own, Path(step).name, original))
+            found.append(subject(own, folder.name, original))
         found.append(original)
         if settings.against_random:
             found.append(subject(source, RANDOM, original))

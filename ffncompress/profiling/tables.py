@@ -37,6 +37,7 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
 
 
 def write_csv(study: Study, file: Path) -> None:
+    """One row for each block, with a header."""
     rows = rows_of(study)
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(rows[0]))

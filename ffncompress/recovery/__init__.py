@@ -1,15 +1,11 @@
-"""Pure algebra: moments of (x, y) rows in, fitted maps and scores out. Knows no model, no file, no CLI."""
+"""Recovery: pure algebra. Moments of (x, y) rows in, fitted maps and scores out.
+
+Does not know models, files or the CLI: tensors in, tensors out. A new score is a function in `scores.py`.
+"""
 
 from ffncompress.recovery.linear import LinearFit, Metric, errors_by_rank, feature_errors, fit_linear
 from ffncompress.recovery.moments import Moments
-from ffncompress.recovery.neurons import (
-    HybridFit,
-    NeuronFit,
-    fit_hybrid,
-    fit_neurons,
-    remove_neurons,
-    solve_ridged,
-)
+from ffncompress.recovery.neurons import HybridFit, NeuronFit, fit_hybrid, fit_neurons, remove_neurons, solve_ridged
 from ffncompress.recovery.scores import (
     condition_number,
     dynamic_range,

@@ -72,10 +72,12 @@ class LinearFit:
 
     @property
     def bias(self) -> Tensor:
+        """b of y ~ W'x + b."""
         return self.y0 - self.weight.T @ self.x0
 
     @property
     def max_rank(self) -> int:
+        """The highest rank that there is."""
         return min(self.weight.shape)
 
     def to(self, where: torch.device | torch.dtype | str) -> LinearFit:
@@ -85,6 +87,7 @@ class LinearFit:
         return LinearFit(weight, x0, y0, directions, readings, energies, self.ridge)
 
     def cpu(self) -> LinearFit:
+        """The same map in main memory."""
         return self.to("cpu")
 
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,6 +32,8 @@ class Moments:
 
     @classmethod
     def zeros(cls, d_in: int, d_out: int, *, full_yy: bool = True, device: torch.device | str = "cpu") -> Moments:
+        """The moments of no rows."""
+
         def zero(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
@@ -102,10 +104,12 @@ class Moments:
 
     @property
     def d_in(self) -> int:
+        """How many input features there are."""
         return self.x.shape[0]
 
     @property
     def d_out(self) -> int:
+        """How many output features there are."""
         return self.y.shape[0]
 
     @property
@@ -122,13 +126,16 @@ class Moments:
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:
+        """The weighted means of x and of y."""
         return self.x / self.weight, self.y / self.weight
 
     def covariance_x(self) -> Tensor:
+        """Of the inputs, [d_in, d_in]."""
         mean = self.x / self.weight
         return self.xx / self.weight - torch.outer(mean, mean)
 
     def covariance_y(self) -> Tensor:
+        """Of the outputs, [d_out, d_out]; only where `yy` is kept whole."""
         if self.yy.dim() != 2:
             raise ValueError("these moments keep only the diagonal of yy")
         mean = self.y / self.weight

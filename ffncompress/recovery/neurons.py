@@ -77,6 +77,9 @@ class HybridFit:
         return x - self.x0 - h @ self.from_h, y - self.y0 - h @ self.out
 
 
+Fit = LinearFit | NeuronFit | HybridFit  # what a replacement is made from
+
+
 def remove_neurons(
     gram: Tensor, weight: Tensor, widths: Iterable[int], metric: Metric | None = None, ridge: float = 1e-3
 ) -> dict[int, tuple[Tensor, Tensor]]:

@@ -39,6 +39,7 @@ def participation_ratio(spectrum: Tensor) -> float:
 
 
 def spectrum_of(covariance: Tensor) -> Tensor:
+    """The eigenvalues of a covariance, none below zero."""
     values: Tensor = torch.linalg.eigvalsh(covariance)
     return values.clamp_min(0)
 

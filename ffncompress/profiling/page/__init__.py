@@ -8,9 +8,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from ffncompress.profiling.records import Study
+from ffncompress.type_aliases import Json
 
 POINTS = 48  # of a curve over ranks: more than a screen shows
 
@@ -30,9 +30,9 @@ def render(study: Study) -> str:
     )
 
 
-def _slim(study: Study) -> dict[str, Any]:
+def _slim(study: Study) -> Json:
     """The study without what the page does not draw: curves over ranks are thinned."""
-    content: dict[str, Any] = study.model_dump(mode="json", exclude={"settings"})
+    content: Json = study.model_dump(mode="json", exclude={"settings"})
     for profile in content["profiles"]:
         del profile["fit_text"], profile["held_out_text"]
         for block in profile["blocks"]:
@@ -41,10 +41,10 @@ def _slim(study: Study) -> dict[str, Any]:
             at = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
             block["curve"] = [[rank, curve[rank]] for rank in at]
             block["rank_for_99"] = next(i for i, value in enumerate(curve) if value >= 0.99 * curve[-1] or i == last)
-    return _fit_to_show(content)  # type: ignore[no-any-return]
+    return _fit_to_show(content)
 
 
-def _fit_to_show(value: Any) -> Any:
+def _fit_to_show(value: Json) -> Json:
     """Names without anybody's folders; and JSON has no infinity, so what is not finite is absent."""
     if isinstance(value, dict):
         return {k: Path(v).name if k in ("model", "text") else _fit_to_show(v) for k, v in value.items()}

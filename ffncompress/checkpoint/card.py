@@ -1,0 +1,197 @@
+"""The model card: front matter that the Hub reads, and a page that a person reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffncompress.checkpoint.origin import CARD_FILE
+from ffncompress.records.origin import Origin
+from ffncompress.sanitize import in_command, in_markdown, plain
+from ffncompress.storage.files import write_file
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    from ffncompress.records.gate import GateResult, TextResult
+    from ffncompress.records.plan import Plan
+    from ffncompress.storage.manifest import Manifest
+
+
+def write_card(
+    directory: Path,
+    plan: Plan,
+    origin: Origin,
+    gate: GateResult | None = None,
+    repo: str = "THIS/FOLDER",
+    *,
+    manifest: Manifest | None = None,
+) -> list[str]:
+    """Write README.md into a checkpoint folder; with a gate result it carries the evaluation too.
+
+    Args:
+        directory: the checkpoint.
+        plan: what it was made from.
+        origin: where it came from.
+        gate: how it fared, if it is known.
+        repo: what it is loaded by.
+        manifest: as the folder was written; a card that somebody has edited since is left alone.
+
+    Returns:
+        The names of the files that were written.
+    """
+    from huggingface_hub import ModelCard
+
+    if manifest is not None and manifest.changes(directory, [CARD_FILE]):
+        return []
+    front = _front_matter(plan, origin, gate).to_yaml()
+    card = ModelCard(f"---\n{front}\n---\n\n{_body(plan, origin, gate, repo)}")
+    write_file(directory / CARD_FILE, str(card))
+    return [CARD_FILE]
+
+
+def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> ModelCardData:
+    from huggingface_hub import ModelCardData
+
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=origin.base_licence,
+        base_model=plan.base.name if origin.base_is_hub else None,
+        base_model_relation="quantized" if origin.base_is_hub else None,  # the Hub's word for a slimmed copy
+        tags=["ffncompress", "compression", "feed-forward-replacement"],
+        model_name=f"{plain(_short(plan))}, slimmed" if gate else None,
+        eval_results=_eval_results(gate) if gate else None,
+    )
+
+
+def _eval_results(gate: GateResult) -> list[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    def results(text: TextResult) -> list[EvalResult]:
+        values = {"token": text.slimmed.token, "word": text.slimmed.word, "byte": text.slimmed.byte}
+        return [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type="text",
+                dataset_name=plain(f"{Path(text.text).name} ({text.part} part)"),
+                metric_type="perplexity",
+                metric_name=f"{unit} perplexity, context {text.context}",
+                metric_value=round(value, 4),
+            )
+            for unit, value in values.items()
+        ]
+
+    return [result for text in (gate.main, *gate.also) for result in results(text)]
+
+
+def _short(plan: Plan) -> str:
+    """The base's name without anybody's folders in it."""
+    return plan.base.name if plan.base.revision else Path(plan.base.name).name
+
+
+def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str:
+    ratios = plan.ratios
+    count = len(plan.replaced)
+    trained = "" if _healing(origin) else "; nothing was trained"
+    sections = [
+        f"# {in_markdown(_short(plan))}, slimmed by ffncompress",
+        f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by smaller closed-form ones{trained}. "
+        f"The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
+        f"({origin.parameters_before:,} to {origin.parameters_after:,}), all FFNs "
+        f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
+        "## How to load",
+        "```\npip install ffncompress\n```",
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
+        "No import of ffncompress is needed, but it must be installed: without it, loading stops and says so.",
+        "## What it costs",
+        _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
+        "## Blocks",
+        _block_table(plan),
+        "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
+        "Swap is the perplexity that its best replacement at the budget's factor (8x where none is named) adds alone, "
+        "on text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
+        *_healing(origin),
+        "## How to reproduce",
+        f"```\n{reproduce_command(plan)}\n{_apply_command(origin)}\nffncompress eval OUT\n```",
+        f"Made with ffncompress {in_markdown(plan.ffncompress_version)}; base revision "
+        f"{in_markdown(plan.base.revision or 'local folder')}, sha256 {in_markdown(plan.base.fingerprint[:16])}. "
+        "Text fingerprints and "
+        "every measurement are in `ffncompress/plan.json`.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _healing(origin: Origin) -> list[str]:
+    """What training did, where there was any."""
+    healing = origin.healing
+    if not healing or not healing.kept:
+        return []
+    return [
+        f"After the closed-form replacement, the replacements were distilled for {healing.minutes:g} minutes "
+        f"({healing.steps:,} steps): perplexity {healing.closed_form:.2f} to {healing.healed:.2f} "
+        f"on the choose text (original {healing.original:.2f})."
+    ]
+
+
+def _apply_command(origin: Origin) -> str:
+    healing = origin.healing
+    return "ffncompress apply PLAN -o OUT" + (f" --heal {healing.minutes:g}" if healing else "")
+
+
+def reproduce_command(plan: Plan) -> str:
+    """The command line that makes this plan again."""
+    settings = plan.settings
+    words = ["ffncompress", "plan", _short(plan)]
+    for option in ("budget", "max_delta", "target_speed", "at"):
+        value = getattr(settings, option)
+        words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
+    words += ["--no-refit"] if not settings.refit else []
+    words += ["--revision", plan.base.revision] if plan.base.revision else []
+    for text in plan.fit_text:
+        words += ["--data", Path(text.source).name if "/" in text.source and ":" not in text.source else text.source]
+    for name in settings.choose_data:
+        words += ["--choose-data", Path(name).name]
+    words += ["--blocks", settings.blocks] if settings.blocks else []
+    words += ["--context", str(settings.context)] if settings.context else []
+    words += ["--tokens", str(settings.tokens), "--seq-len", str(settings.seq_len), "--seed", str(settings.seed)]
+    return " ".join(in_command(word) for word in words)
+
+
+def _gate_table(gate: GateResult) -> str:
+    rows = [
+        "| text | context | tokens | perplexity | base | slimmed | change |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for text in (gate.main, *gate.also):
+        for unit in ("token", "word", "byte"):
+            before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
+            name = in_markdown(f"{Path(text.text).name} ({text.part})")
+            rows.append(
+                f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "
+                f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
+            )
+    verdict = "passed" if gate.passed else "FAILED"
+    speed = gate.speed
+    rows.append(
+        f"\nGate: {verdict} (limit {in_markdown(gate.limit)}). Forward speed {speed.ratio:.2f}x the base's "
+        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
+        f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})."
+    )
+    if gate.limit_warning:
+        rows.append(f"\nOf the limit: {gate.limit_warning}.")
+    return "\n".join(rows)
+
+
+def _block_table(plan: Plan) -> str:
+    rows = ["| block | R2_lin | median feature | swap | treated as |", "| --- | --- | --- | --- | --- |"]
+    for block in plan.blocks:
+        swap, choice = block.swap, block.choice
+        kind = f"{choice.describe()} ({choice.kind})" if choice else "kept"
+        rows.append(
+            f"| {block.index} | {block.scores.r2_lin:.3f} ± {block.scores.r2_lin_error:.3f} | "
+            f"{block.scores.r2_median_feature:.3f} | {swap.delta:+.2f} | {kind} |"
+        )
+    return "\n".join(rows)

@@ -1,0 +1,203 @@
+"""The emitted checkpoint: an ordinary Hugging Face folder that carries its origin.
+
+    OUT/config.json, *.safetensors, tokenizer files     loads with AutoModelForCausalLM.from_pretrained(OUT)
+    OUT/ffncompress/plan.json, profile.png              why each block was treated so
+    OUT/ffncompress/origin.json                         base model, revision, fingerprints, versions, parameters
+    OUT/ffncompress/recipe.yaml                         the recipe, where there was one
+    OUT/ffncompress/gate.json                           the gate's result, once `ffncompress eval` has run
+    OUT/README.md                                       the model card
+    OUT/ffncompress.json                                size and checksum of every file
+
+It is written beside its place, reloaded from there, compared with the model in memory, and only then renamed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ffncompress import __version__
+from ffncompress.checkpoint.card import write_card
+from ffncompress.checkpoint.loading import load
+from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE
+from ffncompress.checkpoint.patcher import replacement_modules
+from ffncompress.checkpoint.plugin import FfncompressConfig, guard_, spec_of
+from ffncompress.errors import ArtifactError, PlanError, TextError
+from ffncompress.models import (
+    ModelSource,
+    context_of,
+    count_parameters,
+    find_blocks,
+    install_,
+    load_model,
+    load_tokenizer,
+    quiet_bars,
+)
+from ffncompress.models.base import find_base
+from ffncompress.passes.heal import heal_
+from ffncompress.passes.proof import proof_of, prove
+from ffncompress.records.origin import Healing, Origin
+from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.records.plan_files import FIGURE_FILE, load_tensors
+from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.settings import ApplySettings
+from ffncompress.storage.manifest import Manifest
+from ffncompress.storage.outputs import staged_directory
+from ffncompress.storage.places import check_place
+from ffncompress.storage.registry import record_place
+from ffncompress.text.corpus import gather_text, recorded_source
+from ffncompress.text.sources import default_text
+from ffncompress.type_aliases import Model, Tokenizer
+
+
+def save_compressed(
+    plan_directory: str | Path,
+    output: str | Path,
+    settings: ApplySettings | None = None,
+    *,
+    model_name: str | None = None,
+    recipe: str | None = None,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+    placing: Callable[[Manifest], None] = lambda _: None,
+) -> Path:
+    """Install a plan's replacements in its base model and save the slimmed checkpoint.
+
+    Needs no calibration data, unless healing is asked for.
+
+    Raises:
+        PlanError: the plan is corrupted, or replaces nothing.
+        ModelError: the base model is missing, or not the one that the plan was made for.
+        ArtifactError: the output exists, the disk is full, or the reloaded model differs.
+    """
+    settings = settings or ApplySettings()
+    plan = Plan.load(plan_directory)
+    tensors = load_tensors(plan, plan_directory)
+    if not plan.replaced and not settings.allow_empty:
+        raise PlanError(
+            f"{plan_directory}: the plan replaces nothing ({plan.summary}); "
+            "plan again with another limit, or pass --allow-empty for a plain copy"
+        )
+    source = find_base(plan.base, model_name, trust_remote_code=trust_remote_code)
+    inputs = [plan_directory, source.directory]
+    check_place(output, inputs)
+    with step(progress, f"loading {source.name}"):
+        model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
+    layouts = {block.path: block.layout for block in find_blocks(model)}
+    install_(model, replacement_modules(model, plan, tensors))
+    prove(model, plan.proof)
+    healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
+    if plan.replaced:
+        ours = FfncompressConfig(
+            {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
+        )
+        guard_(model.config, ours)
+        model.config.quantization_config = ours
+    with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
+        with step(progress, f"writing {output}"), quiet_bars():
+            model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
+        tokenizer.save_pretrained(folder)
+        _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)
+        with step(progress, "reloading and comparing"):
+            _prove_parity(model, folder)
+    return Path(output)
+
+
+def _heal_(
+    model: Model, plan: Plan, source: ModelSource, tokenizer: Tokenizer, settings: ApplySettings, progress: Progress
+) -> Healing:
+    """Distil the replacements on the plan's own fit text, in float32; returns what that did."""
+    dtype = model.dtype
+    with step(progress, "reading text"):
+        wanted = plan.settings.model_copy(update=_known_texts(plan, settings.data))
+        context, default = context_of(model, wanted.context), default_text(source.is_hub)
+        corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
+    if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
+        raise TextError("healing: the plan's text is not here as it was; give one with --data")
+    original = load_model(source, dtype="float32")
+    model.float()
+    modules = [model.get_submodule(block.path) for block in plan.replaced]
+    assert settings.heal is not None
+    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, progress)
+    model.to(dtype)
+    return done
+
+
+def _known_texts(plan: Plan, given: list[str]) -> dict[str, list[str]]:
+    """The settings that read a plan's texts again: those given now, or those it names, where this machine has them.
+
+    Raises:
+        TextError: it has not seen them.
+    """
+    if given:
+        return {"data": given, "choose_data": []}
+    refs = {"data": plan.fit_text, "choose_data": plan.choose_text if plan.settings.choose_data else []}
+    return {name: [recorded_source(ref) for ref in texts] for name, texts in refs.items()}
+
+
+def _write_meta(
+    folder: Path,
+    plan: Plan,
+    plan_directory: Path,
+    source: ModelSource,
+    model: Model,
+    recipe: str | None,
+    healing: Healing | None,
+) -> None:
+    if not source.is_hub:
+        record_place(plan.base.fingerprint, source.place)
+    plan = plan.public()
+    meta = folder / META
+    meta.mkdir()
+    (meta / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if (plan_directory / FIGURE_FILE).is_file():
+        shutil.copyfile(plan_directory / FIGURE_FILE, meta / FIGURE_FILE)
+    if recipe is not None:
+        (meta / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+    origin = Origin(
+        ffncompress_version=__version__,
+        base_model=plan.base.name,
+        base_revision=plan.base.revision,
+        base_fingerprint=plan.base.fingerprint,
+        base_licence=_licence(source),
+        base_is_hub=source.is_hub,
+        base_bytes=source.bytes_on_disk(),
+        parameters_before=plan.base.parameters,
+        parameters_after=count_parameters(model),
+        fit_text=plan.fit_text,
+        choose_text=plan.choose_text,
+        healing=healing,
+        proof=proof_of(model),
+    )
+    (meta / ORIGIN_FILE).write_text(origin.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    for extra in source.directory.glob("LICENSE*"):
+        shutil.copyfile(extra, folder / extra.name)
+    write_card(folder, plan, origin)
+
+
+def _licence(source: ModelSource) -> str | None:
+    """The base model's licence, as its own card names it."""
+    card = source.directory / CARD_FILE
+    if not card.is_file():
+        return None
+    from huggingface_hub import ModelCard
+
+    try:
+        licence = ModelCard.load(card).data.get("license")
+    except Exception:  # a card without valid front matter names no licence
+        return None
+    return licence if isinstance(licence, str) else None
+
+
+@torch.inference_mode()
+def _prove_parity(model: Model, folder: Path) -> None:
+    """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
+    ids = torch.arange(3, 19)[None] % model.config.vocab_size
+    expected = model(input_ids=ids, use_cache=False).logits
+    again = load(folder, dtype=model.dtype)
+    if not torch.equal(again(input_ids=ids, use_cache=False).logits, expected):
+        raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

@@ -1,0 +1,75 @@
+"""What several commands share: their options, and what is said when one of them is interrupted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ffncompress.errors import ProcessError
+
+INTERRUPTED = 130
+DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
+
+
+def options(*chosen: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one decorator, in the order written."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(chosen):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _can_be_written(_context: click.Context, _option: click.Parameter, file: str | None) -> str | None:
+    """Said before the work, not after it."""
+    target = Path(file or ".")
+    if (
+        file
+        and file != "-"
+        and (target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK))
+    ):
+        raise click.BadParameter(f"{file}: cannot be written there; give a file in a folder that exists")
+    return file
+
+
+device_options = options(
+    click.option("--dtype", type=DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
+    click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
+)
+trust_option = click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")
+json_option = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=_can_be_written,
+    help="Write the result as JSON; - is standard output.",
+)
+junit_option = click.option("--junit", metavar="FILE", callback=_can_be_written, help="Write the verdict as JUnit XML.")
+
+
+@contextmanager
+def resumable(*outputs: str) -> Iterator[None]:
+    """Interrupted work that can be gone on with says so, and where what is finished lies."""
+    try:
+        yield
+    except (KeyboardInterrupt, ProcessError) as error:
+        from ffncompress.cli import console
+        from ffncompress.storage.working import working_folder
+
+        found = [str(folder) for folder in map(working_folder, filter(None, outputs)) if folder.is_dir()]
+        if not found:
+            raise
+        where = " and ".join(found)
+        if str(error):  # another process ended, not this one
+            raise ProcessError(f"{error}; run it again to go on: finished stages are in {where}") from error
+        told = f"ffncompress: interrupted; run it again to go on: finished stages are in {where}"
+        console.say(told, to_stderr=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None

@@ -1,0 +1,131 @@
+"""One forward pass over token windows fills the moments of every block.
+
+For each block two sets are kept, over the fit windows and over the held-out ones: of its input and output (x, y),
+plain, as R2_lin is defined; and of (z, y), z = [h, x] with the inner activations h, each row weighted by 1 / |s|^2,
+where s is the residual stream after the block. The next norm divides by the stream's scale, so a weighted error is an
+error as the rest of the model sees it; and the massive activations of a few tokens, which would otherwise own the fit,
+count as one row each. The former are multiplied in float64, for inputs are ill-conditioned and R2_lin is exact; the
+latter, much wider and never solved without a ridge, in float32 batch by batch, and summed in float64. And y is linear
+in h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ffncompress.errors import NumericsError, TextError
+from ffncompress.models import Block, out_projection
+from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks, stream_weights
+from ffncompress.replacement.moments import BlockMoments
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import StageKey
+from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import Hook, Model
+
+MOMENT_BYTES = 8 * 2**30
+ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
+
+
+def group_by_memory(blocks: list[Block], limit: int = MOMENT_BYTES, *, inner: bool = True) -> list[list[Block]]:
+    """The blocks in groups whose moments fit in `limit` bytes, for a pass over the text each; mostly one group."""
+    groups: list[list[Block]] = [[]]
+    size = 0
+    for block in blocks:
+        wide = block.d_in + block.d_inner * inner
+        own = 16 * (block.d_in * (block.d_in + block.d_out) + wide * (wide + block.d_out))
+        if groups[-1] and size + own > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(block)
+        size += own
+    return groups
+
+
+def check_enough_rows(blocks: list[Block], rows: int) -> None:
+    """A fit needs several rows for each input feature.
+
+    Raises:
+        TextError: there are too few; says how many are needed.
+    """
+    width = max(block.d_in for block in blocks)
+    needed = ROWS_PER_FEATURE * width
+    if rows < needed:
+        raise TextError(
+            f"{rows:,} fit tokens are too few for FFNs {width} wide: at least {needed:,} are needed; "
+            "raise --tokens, or give more text with --data"
+        )
+
+
+@torch.inference_mode()
+def collect_moments(
+    model: Model,
+    blocks: list[Block],
+    fit_windows: TokenWindows,
+    held_out_windows: TokenWindows,
+    run: Run,
+    *,
+    inner: bool = True,
+    key: StageKey | None = None,
+) -> list[BlockMoments]:
+    """Run the decoder once over all windows and return each block's moments, summed over processes.
+
+    Args:
+        model: the model.
+        blocks: those whose moments are wanted.
+        fit_windows: what is fitted on.
+        held_out_windows: what fits are judged on.
+        run: the processes that share the windows.
+        inner: also the inner activations; without them, only linear maps can be fitted.
+        key: by which sums are kept on the way, so that a killed run goes on from them.
+
+    Raises:
+        NumericsError: a block's activations are not finite.
+    """
+    moments = [BlockMoments.zeros(block, _device_of(model, block), inner=inner) for block in blocks]
+    batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
+    batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
+    decoder = model.base_model  # without the head: no logits are needed
+    role = {"held_out": False}
+    sums = [tensor for each in moments for part in each.all() for tensor in part.tensors()]
+    with hooked(model, _moment_hooks(blocks, moments, role)):
+        for batch, held_out in run.loop(batches, sums, "scoring blocks", key):
+            role["held_out"] = held_out
+            decoder(input_ids=batch, use_cache=False)
+    for block, each in zip(blocks, moments, strict=True):
+        for part in each.all():
+            run.workers.sum_(part.tensors())
+        each.complete_(*out_projection(model, block))
+        for part in each.all():
+            if not (part.x.isfinite().all() and part.yy.isfinite().all() and part.weight.isfinite()):
+                raise NumericsError(
+                    f"block {block.index} ({block.path}) gives NaN or infinite activations; "
+                    "try --dtype float32, or check the model's weights"
+                )
+    return moments
+
+
+def _device_of(model: nn.Module, block: Block) -> torch.device:
+    device = next(model.get_submodule(block.path).parameters()).device
+    # Apple's GPU has no float64, and an offloaded block has no device at all
+    return torch.device("cpu") if device.type in ("mps", "meta") else device
+
+
+def _moment_hooks(
+    blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]
+) -> Iterator[tuple[str, Hook]]:
+    """Hooks that feed the moments; `role["held_out"]` says which set the batch under way belongs to."""
+    for block, own in zip(blocks, moments, strict=True):
+
+        def feed(rows: Rows, own: BlockMoments = own) -> None:
+            plain, inner = own.pair(role["held_out"])
+            x, h, y, stream = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.stream))
+            plain.update_(x.double(), y.double())
+            if own.neurons:
+                inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], stream_weights(stream), torch.float32)
+            else:
+                inner.update_(x.double(), y.double(), stream_weights(stream))
+
+        yield from row_hooks(block, feed)

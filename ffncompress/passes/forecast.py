@@ -1,0 +1,173 @@
+"""What each replacement is predicted to cost in loss: one backward pass over a little held-out text.
+
+A replacement errs by e at a token whose residual stream after the block is s. To second order, with the Fisher
+information for the Hessian, an error costs E[(g'e)^2] / 2 in loss, where g is the gradient of the loss with respect to
+s and its labels are drawn from the model itself. That is a local truth, and some errors are not small: a map that fails
+to write a massive activation leaves a token with a stream a hundred times shorter, and every later norm divides by it.
+What the rest of the model sees of s is its direction, so the step is taken there:
+
+    delta loss ~ 1/2 E[(|s| g'u)^2],      u = (s + e) / |s + e| - s / |s|
+
+For small e this is the same (g is orthogonal to s wherever only the direction counts); for large e it is right where
+the local form is off by orders of magnitude. With v_j the map's output directions, u_j the readings dual to them and
+c_j = u_j' W'(x - x0), the error of rank r is e = y0 - y + sum_{j <= r} v_j c_j; so g'e, s'e and |e|^2 are cumulative
+sums, and all ranks cost as much as one. A bypass beside kept neurons is such a map too, of what the neurons leave of x
+and y.
+
+The same gradients say which directions of an error matter at all: the metric M = E[g g'], in which fits order neurons
+and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few tokens of massive activations.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffncompress.models import Block
+from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
+from ffncompress.recovery.neurons import Fit
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import StageKey
+from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import LayerOutput, Model
+
+
+def predict_losses(
+    model: Model,
+    blocks: list[Block],
+    maps: Sequence[Mapping[str, Fit]],
+    windows: TokenWindows,
+    run: Run,
+    seed: int = 0,
+    key: StageKey | None = None,
+) -> list[dict[str, Tensor]]:
+    """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
+    model.requires_grad_(False)
+    totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
+    sums = [total for each in totals for total in each.values()]
+    for at, batch in run.loop(own_batches(windows, run.workers), sums, "predicting costs", key):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed))
+        for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
+            for name, fit in each.items():
+                total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
+    run.workers.sum_(sums)
+    return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
+
+
+def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: Run, seed: int = 0) -> list[Tensor]:
+    """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
+    model.requires_grad_(False)
+    metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
+    for at, batch in run.progress(own_batches(windows, run.workers), "asking what the loss feels"):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed))
+        for metric, (_, gradient) in zip(metrics, taken, strict=True):
+            gradient = gradient.double()
+            metric += (gradient.T @ gradient).cpu()
+    run.workers.sum_(metrics)
+    return [metric / windows.numel() for metric in metrics]
+
+
+def label_seeds(at: Tensor, seed: int) -> list[int]:
+    """A seed for each window, so that the labels do not depend on how the windows are shared out."""
+    return [seed + 7919 * index for index in at.tolist()]
+
+
+def _ranks(fit: Fit) -> int:
+    """How many ranks are looked at: one of kept neurons, all of a linear map, of a bypass the half that can pay."""
+    if isinstance(fit, NeuronFit):
+        return 1
+    return fit.max_rank + 1 if isinstance(fit, LinearFit) else fit.bypass.max_rank // 2 + 1
+
+
+def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
+    """The predicted loss of each row at each rank of a fit, [rows, ranks]."""
+    if isinstance(fit, LinearFit):
+        return loss_by_rank(fit, rows.x, rows.y, rows.stream, gradient)
+    if isinstance(fit, HybridFit):
+        h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
+        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient, _ranks(fit) - 1)
+    out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
+    error = rows.h[:, fit.kept].to(out) @ out - y
+    error = error if fit.bias is None else error + fit.bias.to(out)
+    s, g, e = (t.double() for t in (rows.stream, gradient, error))
+    return _loss((g * e).sum(1), (s * e).sum(1), (e * e).sum(1), (g * s).sum(1), (s * s).sum(1))[:, None]
+
+
+def loss_by_rank(
+    fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor, highest: int | None = None
+) -> Tensor:
+    """The predicted loss of each row at rank 0 to `highest` (none: all), [rows, ranks]."""
+    highest = fit.max_rank if highest is None else highest
+    x, y, s, g = (t.float() for t in (x, y, stream, gradient))  # single products, double sums
+    v = fit.directions[:, :highest].to(x)
+    c = (x - fit.x0.to(x)) @ (fit.weight @ fit.readings[:, :highest]).to(x)  # [rows, highest]
+    e0 = fit.y0.to(x) - y  # the error at rank 0
+
+    def along(start: Tensor, steps: Tensor) -> Tensor:
+        return torch.cat([start[:, None], steps], 1).double().cumsum(1)
+
+    ge = along((g * e0).sum(1), (g @ v) * c)
+    se = along((s * e0).sum(1), (s @ v) * c)
+    # |e0 + sum_{i <= j} v_i c_i|^2 grows by the square of the new term and twice its product with all before it
+    before = e0 @ v + c @ (v.T @ v).triu(1)
+    ee = along((e0 * e0).sum(1), 2 * before * c + c * c * (v * v).sum(0))
+    gs, ss = (g * s).double().sum(1, keepdim=True), (s * s).double().sum(1, keepdim=True)
+    return _loss(ge, se, ee, gs, ss)
+
+
+def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:
+    """The step on the stream's direction, from inner products of g, s and e."""
+    ss = ss.clamp_min(1e-30)
+    after = (ss + 2 * se + ee).clamp_min(1e-12 * ss)  # |s + e|^2
+    return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
+
+
+def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[tuple[Rows, Tensor]]:
+    """The rows of every block, and the gradient of the loss with respect to the stream after it.
+
+    A zero is added to each FFN's output, and to nothing else; the gradient with respect to it is the stream's.
+    """
+    inner: list[Tensor] = []
+    inputs: list[tuple[Tensor, Tensor, Tensor]] = []
+    streams: list[Tensor] = []
+
+    def at_out(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
+        inner.append(args[0].detach())
+
+    def at_ffn(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        probe = torch.zeros_like(output, requires_grad=True)
+        inputs.append((args[0].detach(), output.detach(), probe))
+        return output + probe
+
+    def at_layer(_module: nn.Module, _args: object, output: LayerOutput) -> None:
+        streams.append(first_tensor(output).detach())
+
+    hooks = [
+        (path, hook)
+        for block in blocks
+        for path, hook in ((block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer))
+    ]
+    with hooked(model, hooks), torch.enable_grad():
+        logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
+        labels = _draw(logits.detach(), seeds)
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    rows = []
+    for h, (x, y, probe), stream in zip(inner, inputs, streams, strict=True):
+        assert probe.grad is not None
+        x, h, y, stream, gradient = (t.to(y.device).flatten(0, -2) for t in (x, h, y, stream, probe.grad))
+        rows.append((Rows(x, h, y, stream), gradient))
+    return rows
+
+
+def _draw(logits: Tensor, seeds: Sequence[int]) -> Tensor:
+    """A label for each token from the model's own distribution, [batch, length]."""
+    chances = logits.softmax(-1).cpu()
+    rows = [
+        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
+        for row, seed in zip(chances, seeds, strict=True)
+    ]
+    return torch.stack(rows).to(logits.device)

@@ -1,0 +1,45 @@
+"""By what a model is known again: the loss of each token of a fixed sequence, which every route to it must give."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+
+from ffncompress.errors import ModelError
+from ffncompress.records.plan import Proof
+from ffncompress.type_aliases import Model
+
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05  # of a loss: round-off of float32, and of 16 bits
+
+
+@torch.inference_mode()
+def proof_of(model: Model) -> Proof:
+    """The loss of each token of a fixed sequence: what tells a model from any other."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(3, 19, device=model.device) % rows)[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    losses = F.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none")
+    return Proof(dtype=str(model.dtype).removeprefix("torch."), losses=losses.tolist())
+
+
+def prove(model: Model, expected: Proof | None) -> None:
+    """Whether a model answers as was recorded; where nothing was (before 0.4), there is nothing to prove.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if expected is None:
+        return
+    found = proof_of(model)
+    misses = [abs(a - b) / (1 + abs(b)) for a, b in zip(found.losses, expected.losses, strict=False)]
+    in_half = {"float16", "bfloat16"} & {found.dtype, expected.dtype}
+    # in 16 bits single tokens stray; a NaN is never within
+    near = fmean(misses or [math.inf]) <= HALF_TOLERANCE if in_half else max(misses, default=math.inf) <= TOLERANCE
+    if len(found.losses) != len(expected.losses) or not near:
+        raise ModelError(
+            "the slimmed model does not answer as the plan's did: this is not the model that the plan was made for, or "
+            "not as it was; load the base model afresh, or make a new plan"
+        )

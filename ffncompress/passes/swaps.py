@@ -1,0 +1,119 @@
+"""What a replacement costs, measured: perplexity with it in place, re-run only from its layer on.
+
+A batch is run once through the original model, keeping the hidden state that enters each layer. To try a replacement
+in layer i, the layers before it are told to hand on that state instead of computing it, so the model's own forward
+(masks, positions, final norm, head) runs unchanged, whatever the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ffncompress.models import Block, installed
+from ffncompress.passes.activations import first_tensor, hooked, own_batches
+from ffncompress.passes.losses import batch_losses
+from ffncompress.recovery import LinearFit
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import StageKey
+from ffncompress.text.windows import TokenWindows
+from ffncompress.type_aliases import Hook, LayerOutput, Model
+
+
+@dataclass
+class SequenceErrors:
+    """Per held-out sequence, what the jackknife of R2_lin needs."""
+
+    squared_errors: Tensor  # [n]
+    rows: Tensor  # [n]
+    sums: Tensor  # [n, d_out]
+    squares: Tensor  # [n]
+
+
+@torch.inference_mode()
+def measure_base(
+    model: Model, blocks: list[Block], fits: list[LinearFit], windows: TokenWindows, run: Run
+) -> tuple[Tensor, list[SequenceErrors]]:
+    """The original model's loss on each window, [n], and each block's linear error on it."""
+    losses = torch.zeros(len(windows), dtype=torch.float64)
+    errors = [_no_errors(len(windows), block) for block in blocks]
+    for at, batch in run.progress(own_batches(windows, run.workers), "measuring the base"):
+        hooks = [(b.path, _error_hook(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        with hooked(model, hooks):
+            losses[at] = batch_losses(model, batch)
+    run.workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
+    return losses, errors
+
+
+@torch.inference_mode()
+def measure_swaps(
+    model: Model,
+    blocks: list[Block],
+    variants: list[nn.Module],
+    windows: TokenWindows,
+    run: Run,
+    key: StageKey | None = None,
+) -> list[Tensor]:
+    """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable."""
+    rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
+    states: list[LayerOutput] = []
+    base = torch.zeros(0)
+    layers = [model.get_submodule(block.layer_path) for block in blocks]
+    steps = [(at, batch, i) for at, batch in own_batches(windows, run.workers) for i in range(len(blocks))]
+    for at, batch, i in run.loop(steps, rises, "trying swaps", key):
+        if i == 0 or not states:
+            states, base = _run_and_keep(model, blocks, batch)
+        with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
+            rises[i][at] = batch_losses(model, batch) - base
+    run.workers.sum_(rises)
+    return rises
+
+
+def _no_errors(n: int, block: Block) -> SequenceErrors:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    return SequenceErrors(zeros(n), zeros(n), zeros(n, block.d_out), zeros(n))
+
+
+def _error_hook(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Hook:
+    def hook(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
+        x, y = args[0].double(), first_tensor(output).double()
+        error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
+        own.squared_errors[at] = error.square().sum((1, 2)).cpu()
+        own.rows[at] = y.shape[1]
+        own.sums[at] = y.sum(1).cpu()
+        own.squares[at] = y.square().sum((1, 2)).cpu()
+
+    return hook
+
+
+def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[list[LayerOutput], Tensor]:
+    """The original model over a batch: what was handed to each layer, and the losses."""
+    handed: list[LayerOutput] = [None]
+    with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
+        losses = batch_losses(model, batch)
+    return handed, losses
+
+
+@contextmanager
+def handing_on(layers: list[nn.Module], state: Callable[[], LayerOutput]) -> Iterator[None]:
+    """Within, these layers hand on a state instead of running.
+
+    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
+    """
+    before = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.__dict__["forward"] = lambda *_args, **_kwargs: state()
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.__dict__["forward"] = forward

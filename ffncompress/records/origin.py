@@ -1,0 +1,40 @@
+"""What a checkpoint says of itself, as data: origin.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ffncompress.records.plan import Proof
+from ffncompress.schema import Count, Positive, Record
+from ffncompress.text.sources import TextRef
+
+
+@dataclass(frozen=True)
+class Healing:
+    """What healing did: perplexities on the choose text."""
+
+    minutes: float
+    steps: int
+    tokens: int
+    original: float
+    closed_form: float
+    healed: float
+    kept: bool
+
+
+class Origin(Record):
+    """What `apply` recorded of a checkpoint that it emitted."""
+
+    ffncompress_version: str
+    base_model: str
+    base_revision: str | None
+    base_fingerprint: str
+    base_licence: str | None
+    base_is_hub: bool
+    base_bytes: Count
+    parameters_before: Positive
+    parameters_after: Positive
+    fit_text: list[TextRef]
+    choose_text: list[TextRef]
+    healing: Healing | None = None
+    proof: Proof | None = None

@@ -1,0 +1,59 @@
+"""From a fit to the module that takes the FFN's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ffncompress.models import Block, oriented
+from ffncompress.records.plan import Shape
+from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
+from ffncompress.recovery.neurons import Fit
+from ffncompress.replacement.modules import BYPASS, build
+
+
+def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> nn.Module:
+    """The replacement module with the fitted weights in it, float32 in main memory."""
+    module = build(shape, block.layout, ffn).float()
+    out = module.get_submodule(block.layout.out)
+    if isinstance(fit, LinearFit):
+        if shape.kind == "dense":
+            set_projection_(out, fit.weight.T, fit.bias)
+        else:
+            down, up, bias = fit.at_rank(shape.rank)
+            set_projection_(out, up, bias)
+            if shape.rank:
+                set_projection_(module.get_submodule(block.layout.inner[-1]), down)
+        return module.requires_grad_(False)
+    for name in block.layout.inner:
+        own = ffn.get_submodule(name)
+        own_bias: Tensor | None = getattr(own, "bias", None)
+        kept = fit.kept.to(oriented(own).device)
+        set_projection_(module.get_submodule(name), oriented(own)[kept], None if own_bias is None else own_bias[kept])
+    if isinstance(fit, NeuronFit):
+        set_projection_(out, fit.out.T, fit.bias)
+    else:
+        assert isinstance(fit, HybridFit)
+        matrix, down, up, bias = fit.at_rank(shape.rank)
+        set_projection_(out, matrix.T, torch.zeros_like(bias) if block.out_bias else None)
+        set_projection_(module.get_submodule(BYPASS[0]), down)
+        set_projection_(module.get_submodule(BYPASS[1]), up, bias)
+    return module.requires_grad_(False)
+
+
+def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of replacements by block and name, as the plan's folder keeps them."""
+    return {
+        f"{index}.{name}": value.float().cpu().contiguous()
+        for index, module in modules.items()
+        for name, value in module.state_dict().items()
+    }
+
+
+def set_projection_(projection: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Write [out, in] weights, and a bias where there is one."""
+    oriented(projection).data.copy_(weight)
+    if bias is not None:
+        projection.get_parameter("bias").data.copy_(bias)

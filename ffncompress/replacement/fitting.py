@@ -1,0 +1,132 @@
+"""What a block could become: every fit of its menu, from its moments alone, and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ffncompress import recovery
+from ffncompress.models import Block, oriented
+from ffncompress.records.plan import Replacement, Shape
+from ffncompress.recovery import LinearFit, Metric, Moments, NeuronFit
+from ffncompress.recovery.neurons import Fit
+from ffncompress.replacement.moments import BlockMoments
+
+PLAIN, STREAM = "plain", "stream"
+WIDTHS = 16  # neurons are kept by sixteenths
+HYBRIDS = (1, 2, 3, 4, 6, 8)  # sixteenths that are also fitted with a bypass
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A block's fits and all that its moments have to say, so that the moments can go."""
+
+    maps: dict[str, Fit]
+    r2_by_rank: Tensor  # of the plain map on held-out rows, as R2_lin is defined
+    scores: dict[str, float]  # of `Scores`, all but the error bar of R2_lin
+
+    @property
+    def plain(self) -> LinearFit:
+        """The map that R2_lin is defined by."""
+        return linear_map(self.maps, PLAIN)
+
+
+def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
+    """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
+    maps = fit_some(block, moments, ffn, fit_names(block))
+    return Fitted(maps, *linear_scores(block, moments, linear_map(maps, PLAIN), linear_map(maps, STREAM)))
+
+
+def linear_map(maps: Mapping[str, Fit], name: str) -> LinearFit:
+    """One of the two linear maps among a block's fits."""
+    found = maps[name]
+    assert isinstance(found, LinearFit)
+    return found
+
+
+def fit_names(block: Block) -> list[str]:
+    """The fits of a block: two linear maps, neurons at each width, neurons with a bypass at some."""
+    widths, hybrids = menu_widths(block, range(1, WIDTHS)), menu_widths(block, HYBRIDS)
+    return [PLAIN, STREAM, *(f"neurons {w}" for w in widths), *(f"hybrid {w}" for w in hybrids)]
+
+
+def menu_widths(block: Block, sixteenths: Iterable[int]) -> list[int]:
+    """The numbers of neurons that so many sixteenths of a block's are."""
+    return sorted({round(block.d_inner * i / WIDTHS) for i in sixteenths} - {0, block.d_inner})
+
+
+def fit_name(option: Replacement) -> str:
+    """The fit that an option is read off."""
+    return f"{option.kind} {option.width}" if option.width else option.weighting
+
+
+def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequence[str]) -> dict[str, Fit]:
+    """Some of a block's fits, by name."""
+    maps: dict[str, Fit] = {}
+    if PLAIN in names:
+        maps[PLAIN] = recovery.fit_linear(moments.fit, moments.held_out).cpu()
+    metric = None if moments.metric is None else Metric.of(moments.metric)
+    if STREAM in names:
+        maps[STREAM] = recovery.fit_linear(*moments.weighted(), metric=metric).cpu()
+    widths = {name: int(name.split()[1]) for name in names if name not in (PLAIN, STREAM)}
+    if not widths:
+        return maps
+    inner, held_out = moments.fit_inner, moments.held_out_inner
+    weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
+    # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
+    stops = {*menu_widths(block, range(1, WIDTHS)), *widths.values()}
+    thinned = prune_neurons(block, inner, held_out, weight, metric, stops)
+    for name, width in widths.items():
+        fit = thinned[width]
+        if name.startswith("hybrid"):
+            maps[name] = recovery.fit_hybrid(inner, held_out, fit.kept, weight, (fit.ridge,), metric=metric).cpu()
+        else:
+            maps[name] = fit.cpu()
+    return maps
+
+
+def prune_neurons(
+    block: Block, fit: Moments, held_out: Moments, weight: Tensor, metric: Metric | None, widths: Collection[int]
+) -> dict[int, NeuronFit]:
+    """The neurons to keep at each width, with their output matrix; one ridge, the best on held-out rows, for all."""
+    fit, held_out = (m.of_inputs(slice(block.d_inner)) for m in (fit, held_out))
+    h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+    gram, _, _ = fit.centred_on(h0, y0)
+    loud = (gram.diagonal() * weight.square().sum(1)).topk(block.d_inner // 2).indices  # any half says how rows suffice
+    ridge = recovery.fit_neurons(fit, held_out, loud, weight, biased=block.out_bias).ridge
+    found = recovery.remove_neurons(gram / fit.weight, weight, widths, metric, ridge)
+    return {
+        width: NeuronFit(kept, out, y0 - out.T @ h0[kept] if block.out_bias else None, ridge)
+        for width, (kept, out) in found.items()
+    }
+
+
+def linear_scores(
+    block: Block, moments: BlockMoments, plain: LinearFit, stream: LinearFit
+) -> tuple[Tensor, dict[str, float]]:
+    """(R2 at each rank, scores) on held-out rows."""
+    held_out, (_, weighted) = moments.held_out, moments.weighted()
+    plain, stream = plain.to(held_out.x.device), stream.to(held_out.x.device)
+    inputs = recovery.spectrum_of(moments.fit.covariance_x())
+    scores = {
+        "r2_lin": recovery.r2(plain, held_out),
+        "r2_median_feature": recovery.feature_r2(plain, held_out).median().item(),
+        "effective_rank_input": recovery.effective_rank(inputs),
+        "effective_rank_output": recovery.effective_rank(recovery.spectrum_of(held_out.covariance_y())),
+        "effective_rank_map": recovery.effective_rank(plain.energies),
+        "condition_number": recovery.condition_number(inputs),
+        "ridge": plain.ridge,
+        "share_of_stream": block.scale**2 * (weighted.y_energy.sum() / weighted.rows).item(),
+        "unrecovered_share": block.scale**2 * (recovery.feature_errors(stream, weighted).sum() / weighted.rows).item(),
+    }
+    r2_by_rank = 1 - recovery.errors_by_rank(plain, held_out) / held_out.total_squares().sum()
+    return r2_by_rank.cpu(), scores
+
+
+def whole_map(block: Block) -> Shape:
+    """A linear map of full rank; dense under the output projection's name must differ from it in shape (modules.py)."""
+    full = min(block.d_in, block.d_out)
+    return Shape("dense" if block.d_in != block.d_inner else "low-rank", rank=full)

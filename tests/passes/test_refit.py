@@ -1,0 +1,113 @@
+"""Refitting in order: one layer at a time is the model itself, and the stream comes closer to the original's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TINY, tiny_model
+
+from ffncompress import Plan
+from ffncompress.models import find_blocks, installed
+from ffncompress.passes.calibration import collect_moments
+from ffncompress.passes.refit import refit, run_layer
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.fitting import fit_some
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.workers import Workers
+from ffncompress.text.parts import read_parts
+from ffncompress.text.windows import joined_windows
+
+
+def windows(count: int = 40, length: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, 3000, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def neurons(model, block, shape: Shape, moments) -> torch.nn.Module:
+    """Kept neurons as fitted on the original model's activations."""
+    ffn, name = model.get_submodule(block.path), f"neurons {shape.width}"
+    return build_replacement(block, ffn, shape, fit_some(block, moments, ffn, [name])[name])
+
+
+@pytest.mark.parametrize("family", TINY)
+@torch.inference_mode()
+def test_layer_by_layer_is_the_whole_model(family: str) -> None:
+    model, ids = tiny_model(family), windows(3)
+    blocks = find_blocks(model)
+    streams: list[torch.Tensor] = []
+    for block in blocks:
+        model.get_submodule(block.layer_path).register_forward_hook(
+            lambda _m, _a, out: streams.append(out[0] if isinstance(out, tuple) else out)
+        )
+    model(ids)
+    expected = list(streams)
+    state = None
+    for i in range(len(blocks)):
+        rows, state = run_layer(model, blocks, i, ids, state)
+        torch.testing.assert_close(rows.stream, expected[i].flatten(0, 1))
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("shape", [Shape("neurons", 48), Shape("hybrid", 24, 4), Shape("low-rank", rank=8)], ids=str)
+def test_the_first_block_is_fitted_as_on_the_original_model(shape: Shape) -> None:
+    """Nothing has drifted before it, so both ways give the same replacement."""
+    model, ids, run = tiny_model("llama"), windows(), Run(Workers("cpu"))
+    blocks = find_blocks(model)
+    ours = refit(model, blocks, {0: shape}, ids, ids, run)[0]
+    moments = collect_moments(model, blocks[:1], ids, ids, run)[0]
+    ffn = model.get_submodule(blocks[0].path)
+    name = f"{shape.kind} {shape.width}" if shape.width else "stream"
+    other = build_replacement(blocks[0], ffn, shape, fit_some(blocks[0], moments, ffn, [name])[name])
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(ours(x), other(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_undoing_the_drift_brings_the_stream_closer(family: str) -> None:
+    model, ids, run = tiny_model(family), windows(120), Run(Workers("cpu"))
+    blocks = find_blocks(model)
+    shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks)}
+    moments = collect_moments(model, blocks, ids, ids, run)
+    alone = {i: neurons(model, blocks[i], shape, moments[i]) for i, shape in shapes.items()}
+
+    def distance(modules) -> float:
+        with torch.inference_mode():
+            original = model.base_model(ids).last_hidden_state
+            with installed(model, {blocks[i].path: module for i, module in modules.items()}):
+                return (model.base_model(ids).last_hidden_state - original).square().mean().item()
+
+    in_order = distance(refit(model, blocks, shapes, ids, ids, run, undo_drift=False))
+    undone = distance(refit(model, blocks, shapes, ids, ids, run))
+    assert undone < in_order
+    assert undone < distance(alone)
+
+
+@pytest.mark.slow
+def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
+    """On held-out text that neither way has seen."""
+    from ffncompress.passes.losses import perplexity, sequence_losses
+
+    parts, run = read_parts("python-docs"), Run(Workers("cpu"))
+    fit, held, report = (
+        joined_windows(parts[p], tokenizer, length=64, count=n)
+        for p, n in (("fit", 480), ("choose", 60), ("report", 120))
+    )
+    blocks = find_blocks(demo_model)
+    shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks) if i}
+    moments = collect_moments(demo_model, blocks, fit, held, run)
+    alone = {i: neurons(demo_model, blocks[i], shape, moments[i]) for i, shape in shapes.items()}
+    again = refit(demo_model, blocks, shapes, fit, held, run)
+    found = []
+    for modules in (alone, again):
+        with installed(demo_model, {blocks[i].path: module for i, module in modules.items()}):
+            found.append(perplexity(sequence_losses(demo_model, report, run)))
+    assert found[1] < found[0]
+
+
+def test_a_plan_keeps_the_better_of_both(demo_plan) -> None:
+    plan = Plan.load(demo_plan)
+    final = plan.final_check
+    assert final is not None
+    same = [c.perplexity for c in plan.joint_checks if c.blocks == final.blocks]
+    assert len(same) >= 2
+    assert final.perplexity == min(same)
