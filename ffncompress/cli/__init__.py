@@ -155,6 +155,7 @@ def _is_to_speak() -> bool:
 
 def _quieten() -> None:
     """Third-party chatter off, before anything heavy is imported; a user's own settings win."""
+    import logging
     import warnings
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -165,5 +166,7 @@ def _quieten() -> None:
     if not sys.stderr.isatty():  # no bar of anybody's in a log file
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name in ("torch.utils._pytree", "torchao"):  # where torchao is installed, transformers imports it
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
