@@ -170,14 +170,29 @@ def test_a_quantised_load(package: str, family: str, mixed_folder, tmp_path: Pat
     pytest.importorskip(package, reason=f"{package} is not installed")
     folder = mixed_folder(family)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=_int8(package))
-    assert _near(logits(model), logits(AutoModelForCausalLM.from_pretrained(folder)), 0.3)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    if package == "bitsandbytes":
+        _round_to_four_bits_(plain, model)
+    assert _near(logits(model), logits(plain), 1e-3 if package == "bitsandbytes" else 0.2)
     replaced = model.base_model.get_submodule("layers.1.mlp.down_proj" if family != "gpt2" else "h.1.mlp.c_proj")
     own = torch.nn.Linear(2, 2)
     assert type(replaced) is not type(own) or type(replaced.weight.data) is not torch.Tensor, "left as it was"
     with pytest.raises(ValueError, match="not serializable"):
         model.save_pretrained(tmp_path / "saved")
-    plain = AutoModelForCausalLM.from_pretrained(folder)
-    assert torch.equal(logits(plain), logits(AutoModelForCausalLM.from_pretrained(folder)))  # nothing stays behind
+    assert type(AutoModelForCausalLM.from_pretrained(folder).lm_head) is torch.nn.Linear  # nothing stays behind
+    assert model.config.quantization_config.quant_method != "ffncompress"
+
+
+def _round_to_four_bits_(plain, quantised) -> None:
+    """The weights that a quantised model has, in a plain one."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    for name, module in quantised.named_modules():
+        if isinstance(module, Linear4bit):
+            weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
+            own = plain.get_submodule(name)
+            own.weight.data.copy_(weight if isinstance(own, torch.nn.Linear) else weight.T)
 
 
 def _train(model, steps: int = 2) -> float:
