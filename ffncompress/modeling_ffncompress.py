@@ -1,8 +1,8 @@
 """How transformers loads a checkpoint slimmed by ffncompress: the replacements, and the hook that rebuilds them.
 
-This file travels. The package uses it, and a copy lies in each slimmed checkpoint, so that one loads where the package is
-missing too: `from_pretrained(FOLDER, trust_remote_code=True)`. So it imports nothing but torch and transformers, and
-holds no family's own code. Apache-2.0; ffncompress is on the package index under that name.
+This file travels. The package uses it, and a copy lies in each slimmed checkpoint, so that one loads where the
+package is missing too: `from_pretrained(FOLDER, trust_remote_code=True)`. So it imports nothing but torch and
+transformers, and holds no family's own code. Apache-2.0; ffncompress is on the package index under that name.
 
 transformers has one hook that runs while a model is still an empty skeleton: a quantizer. Ours is named in the
 folder's config.json, and puts replacements of the listed shapes where the listed FFNs were. transformers does not check
@@ -116,7 +116,7 @@ def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
 
 def _new_hybrid(own: type[nn.Module]) -> nn.Module:
     """A hybrid without a state, for a pickle or a copy to fill."""
-    made = _with_bypass(own)
+    made = _with_bypass(own)  # type: ignore[arg-type]
     return made.__new__(made)
 
 
@@ -140,7 +140,7 @@ def build(kind: str, width: int, rank: int, inner: Iterable[str], out: str, ffn:
     else:
         raise ValueError(f"unknown replacement kind {kind!r}")
     if kind == "hybrid":
-        module.__class__ = _with_bypass(type(module))
+        module.__class__ = _with_bypass(type(module))  # type: ignore[arg-type]
         module.add_module(BYPASS[0], nn.Linear(d_in, rank, bias=False))
         module.add_module(BYPASS[1], nn.Linear(rank, d_out))
     setattr(module, REPLACEMENT, kind)
@@ -276,7 +276,9 @@ class FfncompressQuantizer(HfQuantizer):
         for path, spec in self._specs.items():
             dtypes = set()
             for name, shape in spec["tensors"].items():
-                found = stored.get(f"{path}.{name}") or stored.get(f"{path.partition('.')[2]}.{name}")  # of a base model
+                found = stored.get(f"{path}.{name}") or stored.get(
+                    f"{path.partition('.')[2]}.{name}"
+                )  # of a base model
                 if found and found[1] != shape:
                     raise self.error(
                         f"{path}.{name}: shape {found[1]} in the weights, {shape} in config.json; {_EMIT_AGAIN}"
@@ -343,10 +345,12 @@ def register(kind: type[FfncompressQuantizer] = FfncompressQuantizer, *, anew: b
     if METHOD in auto.AUTO_QUANTIZER_MAPPING and not anew:
         return
     auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = FfncompressConfig
-    auto.AUTO_QUANTIZER_MAPPING[METHOD] = partial(quantizer_of, kind=kind)
-    merge = auto.AutoHfQuantizer.merge_quantization_configs
+    quantizers: dict[str, Any] = auto.AUTO_QUANTIZER_MAPPING
+    quantizers[METHOD] = partial(quantizer_of, kind=kind)
+    theirs: Any = auto.AutoHfQuantizer
+    merge = theirs.merge_quantization_configs
     if getattr(getattr(merge, "func", None), "__name__", "") != merge_configs.__name__:  # not ours yet
-        auto.AutoHfQuantizer.merge_quantization_configs = staticmethod(partial(merge_configs, merge))
+        theirs.merge_quantization_configs = staticmethod(partial(merge_configs, merge))
 
 
 def guard_(config: Any, ours: FfncompressConfig) -> None:

@@ -17,7 +17,16 @@ FLOORS = [
     "storage", "runtime", "recovery", "text", "records", "models", "replacement", "passes", "planning", "checkpoint",
     "gate", "profiling", "cli",
 ]  # fmt: skip
-GROUND = {"__init__", "errors", "sanitize", "schema", "type_aliases", "budgets", "settings", "modeling_ffncompress"}  # what every floor needs
+GROUND = {
+    "__init__",
+    "errors",
+    "sanitize",
+    "schema",
+    "type_aliases",
+    "budgets",
+    "settings",
+    "modeling_ffncompress",
+}  # what every floor needs
 ROOF = {"_autoload", "hub", "recipe", "journal", "resumable", "api", "__main__"}  # what joins the whole together
 # pairs that the order would allow, and the floors' own words do not
 STRANGERS = {("gate", "planning"), ("checkpoint", "planning"), ("profiling", "planning"), ("profiling", "checkpoint"),

@@ -1,7 +1,7 @@
 """The transformers plugin: `from_pretrained` of a checkpoint rebuilds its replacements before the weights are read.
 
-What does it is `modeling_ffncompress.py`, of which each checkpoint carries a copy. Here, where the package is installed, a
-config's list of replacements is read as strictly as any other file of a stranger's, and errors are our own.
+What does it is `modeling_ffncompress.py`, of which each checkpoint carries a copy. Here, where the package is
+installed, a config's list of replacements is read as strictly as any file of a stranger's, and errors are our own.
 
 Where the package is missing, no quantizer of this name is known, and transformers would go on without one. So the
 config names an activation that nobody has, whose name says what is missing: the stock FFN cannot be built, whatever

@@ -9,17 +9,17 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ffncompress.errors import ModelError
+from ffncompress.modeling_ffncompress import REPLACEMENT, in_out
 from ffncompress.models.blocks import Block
 from ffncompress.models.families import FAMILIES, LAYOUTS, Layout, unsupported
 from ffncompress.models.residual import residual_scales
-from ffncompress.modeling_ffncompress import REPLACEMENT, in_out
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
     """Every FFN of a causal language model, in order of depth.
 
-    Of a model that is slimmed already, those that still are FFNs: kept neurons alone are one, only narrower. Linear maps,
-    constants and neurons with a bypass stay as they are.
+    Of a model that is slimmed already, those that still are FFNs: kept neurons alone are one, only narrower. Linear
+    maps, constants and neurons with a bypass stay as they are.
 
     Raises:
         ModelError: the model's FFNs are not of a supported kind, or none is left.
@@ -27,7 +27,7 @@ def find_blocks(model: nn.Module) -> list[Block]:
     model_type = getattr(getattr(model, "config", None), "model_type", "unknown")
     layers_path, layers = _decoder_layers(model, model_type)
     known = FAMILIES.get(model_type)
-    blocks = []
+    blocks: list[Block] = []
     for index, layer in enumerate(layers):
         if any(_is_settled(child) for child in layer.children()):
             continue

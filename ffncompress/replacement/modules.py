@@ -1,4 +1,4 @@
-"""The modules that take an FFN's place, and what they weigh; their classes are in `modeling_ffncompress.py`, which travels.
+"""The modules that take an FFN's place, and what they weigh; their classes are in `modeling_ffncompress.py`.
 
 Their parameters carry the names of the FFN's own projections, with other shapes. So a checkpoint opened without this
 package cannot load quietly with a random FFN in place of ours: transformers stops at the size mismatch. Kept neurons
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ffncompress import modeling_ffncompress as loader
-from ffncompress.models import Block, Layout
 from ffncompress.modeling_ffncompress import BYPASS
+from ffncompress.models import Block, Layout
 from ffncompress.records.plan import Shape
 
 __all__ = ["BYPASS", "build", "empty", "matrix_weights", "parameters"]

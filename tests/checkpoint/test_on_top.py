@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import MIXED, TINY, mixed_model
-from fresh_process import run_python
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -216,7 +214,9 @@ def test_adapters_train_merge_and_reload(dora: bool, slim: Path, tmp_path: Path)
     peft = pytest.importorskip("peft", reason="peft is not installed")
     targets = ["q_proj", "gate_proj", "up_proj", "down_proj", "bypass_down", "bypass_up"]
     layers = [0, 1, 2, 3, 5]  # a constant has no matrix to adapt
-    config = peft.LoraConfig(r=4, target_modules=targets, layers_to_transform=layers, use_dora=dora, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, target_modules=targets, layers_to_transform=layers, use_dora=dora, task_type="CAUSAL_LM"
+    )
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(slim), config)
     _train(model)
     model.save_pretrained(tmp_path / "adapter")

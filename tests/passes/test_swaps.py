@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import TINY, tiny_model
 
+from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.models import find_blocks, installed
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.swaps import measure_base, measure_swaps
 from ffncompress.recovery import fit_linear, r2, r2_interval
-from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 

@@ -12,6 +12,7 @@ from conftest import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.models import find_blocks
 from ffncompress.passes.activations import BATCH_TOKENS, own_batches
 from ffncompress.passes.calibration import collect_moments
@@ -19,7 +20,6 @@ from ffncompress.passes.forecast import loss_metrics
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.passes.swaps import measure_swaps
 from ffncompress.profiling.probing import captured
-from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.sources import Text
