@@ -44,6 +44,8 @@ _AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassificatio
 AUTO_MAP = {name: f"modeling_ffncompress.Slimmed{name.removeprefix('Auto')}" for name in ("AutoConfig", *_AUTO)}
 _ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_CONFIG_TURN = "update_attn_implementation" if hasattr(HfQuantizer, "update_attn_implementation") else "update_tp_plan"
+_TURNS = ("validate_environment", _CONFIG_TURN, "preprocess_model", "postprocess_model")  # of a quantizer, in order
 _EMIT_AGAIN = "the checkpoint is corrupted; emit it again with ffncompress apply"
 
 
@@ -222,12 +224,14 @@ class FfncompressQuantizer(HfQuantizer):
             raise self.error(f"config.json: its list of replacements is damaged; {_EMIT_AGAIN}")
         return blocks
 
-    def update_attn_implementation(self, config: Any) -> Any:
+    def update_tp_plan(self, config: Any) -> Any:
         """The one look at the config before the model is built: the activations get their own names back."""
         for key, name in self.quantization_config.activations.items():
             if str(getattr(config, key, None)).startswith(GUARD) and isinstance(name, str) and name in ACT2FN:
                 setattr(config, key, name)
         return config
+
+    update_attn_implementation = update_tp_plan  # whichever of the two this transformers calls, or both
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **_kwargs: object
@@ -303,7 +307,7 @@ def quantizer_of(config: FfncompressConfig, kind: type[FfncompressQuantizer], **
     if config.on_top is None:
         return ours
     theirs: Any = auto.AutoHfQuantizer.from_config(config.on_top, pre_quantized=False)
-    for turn in ("validate_environment", "update_attn_implementation", "preprocess_model", "postprocess_model"):
+    for turn in _TURNS:
         setattr(theirs, turn, partial(_both, turn, ours, theirs))
     theirs.is_serializable = _not_serializable
     return theirs  # type: ignore[no-any-return]
@@ -319,13 +323,13 @@ def _both(turn: str, ours: FfncompressQuantizer, theirs: Any, subject: Any = Non
     if turn == "validate_environment":
         ours.validate_environment()
         return theirs.__class__.validate_environment(theirs, **options)
-    subject = options.pop("config" if turn == "update_attn_implementation" else "model", subject)
-    if turn == "update_attn_implementation":
-        subject = ours.update_attn_implementation(subject)
+    subject = options.pop("config" if turn == _CONFIG_TURN else "model", subject)
+    if turn == _CONFIG_TURN:
+        subject = ours.update_tp_plan(subject)
     elif turn == "preprocess_model":
         ours._process_model_before_weight_loading(subject, **options)
     else:
-        for name in ("validate_environment", "update_attn_implementation", "preprocess_model", "postprocess_model"):
+        for name in _TURNS:
             del theirs.__dict__[name]
     return getattr(theirs.__class__, turn)(theirs, subject, **options)
 

@@ -57,7 +57,7 @@ def test_every_family_loads_a_mix_in_any_form(family: str, mixed_folder, tmp_pat
 @pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
 def test_a_new_head_on_the_same_layers(family: str, head, mixed_folder) -> None:
     folder = mixed_folder(family)
-    model = head.from_pretrained(folder, num_labels=3)
+    model = head.from_pretrained(folder, num_labels=3, pad_token_id=0)
     assert model(IDS).logits.shape[-1] == 3
     with torch.inference_mode():
         expected = AutoModel.from_pretrained(folder)(IDS).last_hidden_state
