@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ffncompress.errors import FfncompressError, RecipeError
-from ffncompress.gate.verdict import run_gate
+from ffncompress.gate.verdict import compare_models, run_gate
 from ffncompress.journal import Journal
 from ffncompress.profiling.records import Study
 from ffncompress.recipe import Recipe
@@ -135,6 +135,7 @@ def evaluate(
     directory: str | Path,
     *,
     model: str | None = None,
+    base: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
     **settings: Any,
@@ -145,14 +146,17 @@ def evaluate(
         print(result.passed, result.main.base.token, result.main.slimmed.token)
 
     Args:
-        directory: what `compress` wrote.
+        directory: what `compress` wrote; with `base`, any model folder.
         model: where the base model is now, if it moved.
+        base: compare with this model, whatever it is; then no plan is needed, and nothing is written.
         trust_remote_code: run code that comes with the base model.
         progress: wraps each long loop, for a progress bar.
         **settings: fields of `EvalSettings`, such as data="text.txt", max_delta="5%".
     """
     alone("eval")
     checked = _settings(EvalSettings, settings)
+    if base is not None:
+        return compare_models(directory, base, checked, trust_remote_code=trust_remote_code, progress=progress)
     with _amended(directory):
         return run_gate(directory, checked, model_name=model, trust_remote_code=trust_remote_code, progress=progress)
 

@@ -14,7 +14,10 @@ import pytest
 import torch
 import transformers
 
-from ffncompress.models import find_model, load_model, load_tokenizer
+from ffncompress.checkpoint.plugin import describe_in_config, spec_of, write_loader
+from ffncompress.models import find_blocks, find_model, install_, load_model, load_tokenizer
+from ffncompress.records.plan import Shape
+from ffncompress.replacement.modules import build
 
 WIDE = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = {**WIDE, "num_key_value_heads": 2, "vocab_size": 3072, "max_position_embeddings": 256}
@@ -57,9 +60,10 @@ def demo_model(demo_source):
     return load_model(demo_source)
 
 
-def tiny_model(family: str) -> transformers.PreTrainedModel:
+def tiny_model(family: str, **changes: int) -> transformers.PreTrainedModel:
     """A random model with activations of ordinary size."""
     kind, options = TINY[family]
+    options = {**options, **changes}
     torch.manual_seed(0)
     # 0.02, the usual spread, would leave FFNs this narrow almost silent
     config = kind(**options, initializer_range=0.2, bos_token_id=0, eos_token_id=0)
@@ -75,6 +79,42 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer):
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family) / family
             tiny_model(family).save_pretrained(made[family])
+            tokenizer.save_pretrained(made[family])
+        return made[family]
+
+    return lay_out
+
+
+MIXED = (
+    Shape("neurons", 64), Shape("dense"), Shape("hybrid", 32, 8), Shape("low-rank", 0, 8), Shape("constant"),
+)  # fmt: skip
+
+
+def mixed_model(family: str) -> transformers.PreTrainedModel:
+    """A random model of six layers, five of them with a random replacement, one of each kind; the config says so."""
+    model = tiny_model(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 6})
+    blocks = find_blocks(model)
+    modules, specs = {}, {}
+    for block, shape in zip(blocks, MIXED, strict=False):
+        module = build(shape, block.layout, model.get_submodule(block.path))
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        modules[block.path], specs[block.path] = module, spec_of(shape, block.layout, module)
+    install_(model, modules)
+    describe_in_config(model.config, specs)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def mixed_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer):
+    """Lays out a mixed model as `apply` would, but for its papers; once a session."""
+    made: dict[str, Path] = {}
+
+    def lay_out(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(f"mixed-{family}") / family
+            mixed_model(family).save_pretrained(made[family])
+            write_loader(made[family])
             tokenizer.save_pretrained(made[family])
         return made[family]
 

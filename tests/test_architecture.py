@@ -17,7 +17,16 @@ FLOORS = [
     "storage", "runtime", "recovery", "text", "records", "models", "replacement", "passes", "planning", "checkpoint",
     "gate", "profiling", "cli",
 ]  # fmt: skip
-GROUND = {"__init__", "errors", "sanitize", "schema", "type_aliases", "budgets", "settings"}  # what every floor needs
+GROUND = {
+    "__init__",
+    "errors",
+    "sanitize",
+    "schema",
+    "type_aliases",
+    "budgets",
+    "settings",
+    "modeling_ffncompress",
+}  # what every floor needs
 ROOF = {"_autoload", "hub", "recipe", "journal", "resumable", "api", "__main__"}  # what joins the whole together
 # pairs that the order would allow, and the floors' own words do not
 STRANGERS = {("gate", "planning"), ("checkpoint", "planning"), ("profiling", "planning"), ("profiling", "checkpoint"),
@@ -71,7 +80,8 @@ def test_every_floor_is_in_the_order_and_says_what_it_is() -> None:
 def test_every_module_has_a_docstring_and_can_be_read_in_one_sitting() -> None:
     for file in PACKAGE.rglob("*.py"):
         assert ast.get_docstring(ast.parse(file.read_text())), file
-        assert len(file.read_text().splitlines()) <= 330, file
+        longest = 480 if file.name == "modeling_ffncompress.py" else 330  # that one travels, and is whole by itself
+        assert len(file.read_text().splitlines()) <= longest, file
 
 
 def test_the_page_shows_the_floors_in_their_order() -> None:

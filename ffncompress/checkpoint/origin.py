@@ -34,7 +34,13 @@ def read_origin(directory: str | Path) -> Origin:
         raise ArtifactError(f"{directory}: a plan, not a checkpoint; first: ffncompress apply {directory} -o OUT")
     if not Path(directory).is_dir():
         raise ArtifactError(f"{directory}: no such folder; make one with: ffncompress apply PLAN -o {directory}")
-    return _read(directory, ORIGIN_FILE, Origin, "it was not made by ffncompress apply")
+    otherwise = "it was not made by ffncompress apply, or was saved again since"
+    return _read(
+        directory,
+        ORIGIN_FILE,
+        Origin,
+        f"{otherwise}; any model is judged by: ffncompress eval {directory} --base MODEL",
+    )
 
 
 def read_gate(directory: str | Path) -> GateResult:

@@ -64,6 +64,8 @@ def replacement_modules(model: nn.Module, plan: Plan, tensors: Mapping[str, Tens
 def _replacement_module(ffn: nn.Module, block: Block, planned: BlockPlan, tensors: Mapping[str, Tensor]) -> nn.Module:
     prefix = f"{planned.index}."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    if planned.chosen_shape.kind == "constant":  # plans before 0.5 have a matrix of no columns beside its bias
+        state = {name: value for name, value in state.items() if value.numel()}
     try:
         module = empty(planned.chosen_shape, block.layout, ffn)
         module.load_state_dict(state, assign=True)

@@ -1,6 +1,7 @@
 """The emitted checkpoint: an ordinary Hugging Face folder that carries its origin.
 
     OUT/config.json, *.safetensors, tokenizer files     loads with AutoModelForCausalLM.from_pretrained(OUT)
+    OUT/modeling_ffncompress.py                         loads it where ffncompress is missing (trust_remote_code=True)
     OUT/ffncompress/plan.json, profile.png              why each block was treated so
     OUT/ffncompress/origin.json                         base model, revision, fingerprints, versions, parameters
     OUT/ffncompress/recipe.yaml                         the recipe, where there was one
@@ -24,7 +25,7 @@ from ffncompress.checkpoint.card import write_card
 from ffncompress.checkpoint.loading import load
 from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE
 from ffncompress.checkpoint.patcher import replacement_modules
-from ffncompress.checkpoint.plugin import FfncompressConfig, guard_, spec_of
+from ffncompress.checkpoint.plugin import describe_in_config, spec_of, write_loader
 from ffncompress.errors import ArtifactError, PlanError, TextError
 from ffncompress.models import (
     ModelSource,
@@ -92,14 +93,13 @@ def save_compressed(
     prove(model, plan.proof)
     healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
     if plan.replaced:
-        ours = FfncompressConfig(
-            {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
-        )
-        guard_(model.config, ours)
-        model.config.quantization_config = ours
+        specs = {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
+        describe_in_config(model.config, specs)
     with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with step(progress, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
+        if plan.replaced:
+            write_loader(folder)
         tokenizer.save_pretrained(folder)
         _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)
         with step(progress, "reloading and comparing"):

@@ -182,15 +182,19 @@ def apply(
 @click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
+@click.option("--base", metavar="MODEL", help="Compare with this model; then OUT may be any model, slimmed or not.")
 @trust_option
 @device_options
 @json_option
 @junit_option
 def evaluate(
-    folder: str, also: tuple[str, ...], model: str | None, trust_remote_code: bool, json_file: str | None,
-    junit: str | None, **settings: Any,
+    folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
+    json_file: str | None, junit: str | None, **settings: Any,
 ) -> int:  # fmt: skip
     """Perplexity of OUT and of its base, and a verdict.
+
+    With --base, any two models that read the same tokens: a slimmed one that was fine-tuned and saved, for one.
+    Nothing is written into OUT then.
 
     The perplexity is lm-eval's. Exit code 0: within the limit. 1: the gate failed. 2: bad input.
 
@@ -201,8 +205,9 @@ def evaluate(
 
     with console.progress_bars() as progress:
         result = api.evaluate(
-            folder, model=model, trust_remote_code=trust_remote_code, progress=progress, also=list(also), **settings
-        )
+            folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
+            **settings,
+        )  # fmt: skip
     tables.print_gate(result, to_stderr=json_file == "-")
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:

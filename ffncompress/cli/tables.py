@@ -188,8 +188,9 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         for unit in ("token", "word", "byte"):
             table.add_row(*_change(f"  {unit}", getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
     sizes, speed = result.sizes, result.speed
-    table.add_row(*_change("parameters, replaced FFNs", *sizes.replaced_ffns))
-    table.add_row(*_change("parameters, all FFNs", *sizes.all_ffns))
+    for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
+        if counts is not None:
+            table.add_row(*_change(f"parameters, {label}", *counts))
     table.add_row(*_change("parameters, whole model", *sizes.whole_model))
     table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
     shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"

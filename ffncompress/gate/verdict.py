@@ -6,52 +6,34 @@ are lm-eval's, and can be compared between tokenizers.
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
-from ffncompress import __version__
-from ffncompress.budgets import Limit
+from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.checkpoint.card import write_card
 from ffncompress.checkpoint.loading import load
-from ffncompress.checkpoint.origin import GATE_FILE, META, read_origin, read_plan, verify_files
-from ffncompress.errors import FfncompressError, TextError
-from ffncompress.gate.perplexity import (
-    STOCK_TASK,
-    Answer,
-    cached,
-    cut_pieces,
-    digest,
-    facts_of,
-    lm_eval_perplexity,
-    remember,
-)
+from ffncompress.checkpoint.origin import GATE_FILE, META, is_checkpoint, read_origin, read_plan, verify_files
+from ffncompress.checkpoint.plugin import register
+from ffncompress.errors import FfncompressError, ModelError, TextError
+from ffncompress.gate.measuring import Pair, judge
+from ffncompress.gate.perplexity import STOCK_TASK
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.models.base import find_base
-from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
-from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.proof import prove
-from ffncompress.passes.reading import READING_TOKENS, better_reading, check_ids, embedding_rows
-from ffncompress.records.gate import GateResult, Perplexities, Sizes, Speed, TextResult
+from ffncompress.passes.reading import better_reading
+from ffncompress.records.gate import GateResult, Sizes
 from ffncompress.records.origin import Origin
 from ffncompress.records.plan import Plan
-from ffncompress.records.tolerance import Tolerance, paired_rise
+from ffncompress.records.tolerance import Tolerance
 from ffncompress.runtime.progress import Progress, silent, step
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
-from ffncompress.settings import EvalSettings
+from ffncompress.settings import EvalSettings, PlanSettings
 from ffncompress.storage.files import write_file
 from ffncompress.text.corpus import recorded_source
 from ffncompress.text.parts import HALVES, REPORT, SHARES, read_parts
-from ffncompress.text.sources import PYTHON_DOCS, Reading, Text, public_name, read
-from ffncompress.text.windows import Windows, document_windows
+from ffncompress.text.sources import PYTHON_DOCS, Reading, Text, default_text, public_name, read
 from ffncompress.type_aliases import Model, Tokenizer
-
-NEW_TOKENS = 24
 
 
 def run_gate(
@@ -68,8 +50,7 @@ def run_gate(
         FfncompressError: the checkpoint, its base or a text is missing, or lm-eval is not installed.
     """
     settings = settings or EvalSettings()
-    if find_spec("lm_eval") is None:
-        raise FfncompressError("evaluating needs lm-eval; install it with: pip install 'ffncompress[eval]'")
+    _check_lm_eval()
     directory = Path(directory)
     origin, plan = read_origin(directory), read_plan(directory)
     manifest = verify_files(directory)
@@ -86,59 +67,82 @@ def run_gate(
         base = load_model(base_at, dtype=dtype, device_map=device_map)
 
     tolerance = Tolerance(Limit.parse(settings.max_delta)) if settings.max_delta else plan.tolerance
-    limit = tolerance.limit
-    results: list[TextResult] = []
-    doubt = None  # of the first text, which the verdict is on
-    for text in inputs:
-        reading = _reading(plan, text, base, tokenizer, context, run) if text else "joined"
-        pieces = cut_pieces(text, tokenizer, context, settings.tokens, reading) if text else None
-        if pieces:
-            check_ids(base, tokenizer(pieces, verbose=False)["input_ids"])
-        facts = facts_of(base_at.fingerprint(), pieces, context, str(base.device), dtype, settings)
-        name = public_name(text.source) if text else STOCK_TASK
-        before = cached(facts)
-        if before is None:
-            before = lm_eval_perplexity(
-                base, tokenizer, pieces, context, settings, progress, f"lm-eval: base on {name}"
-            )
-            remember(facts, before)
-        after = lm_eval_perplexity(
-            slimmed, tokenizer, pieces, context, settings, progress, f"lm-eval: slimmed on {name}"
-        )
-        if not results:
-            few = document_windows(
-                Text(name, "", tuple(pieces or ())), tokenizer, length=plan.settings.seq_len,
-                tokens=READING_TOKENS,
-            )  # fmt: skip
-            doubt = _doubt(before, after, context, base, few, run)
-        results.append(_text_result(text, pieces, context, before, after, reading))
-
-    prompt = settings.prompt or _prompt(inputs[0])
-    main = results[0]
-    with step(progress, "continuing a prompt"):
-        continuations = [_continue(model, tokenizer, prompt) for model in (base, slimmed)]
-    result = GateResult(
-        ffncompress_version=__version__,
-        base_model=plan.base.name,
-        weights_sha256=slim_at.fingerprint(),
-        dtype=dtype,
-        limit=str(limit),
-        limit_warning=tolerance.warning,
-        passed=doubt is None and limit.allows(*main.headline),
-        doubt=doubt,
-        main=main,
-        also=results[1:],
-        sizes=_sizes(plan, origin, slimmed, slim_at),
-        speed=_measure_speed(base, slimmed, context, settings, progress),
-        prompt=prompt,
-        continuation_base=continuations[0],
-        continuation_slimmed=continuations[1],
-    )
+    pair = Pair(base, slimmed, base_at, slim_at, tokenizer, dtype, context)
+    result = judge(
+        pair, inputs, tolerance, _sizes(plan, origin, slimmed, slim_at), settings, run, base_name=plan.base.name,
+        reading_of=lambda text: _reading(plan, text, base, tokenizer, context, run), short=plan.settings.seq_len,
+    )  # fmt: skip
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
     written = [f"{META}/{GATE_FILE}", *write_card(directory, plan, origin, result, manifest=manifest)]
     if manifest is not None:
         manifest.record(directory, written)
     return result
+
+
+def compare_models(
+    directory: str | Path,
+    base_name: str,
+    settings: EvalSettings | None = None,
+    *,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> GateResult:
+    """Judge any model beside any other that reads alike, slimmed or not; nothing is written into its folder.
+
+    A slimmed model that was fine-tuned, or merged with an adapter, and saved has no plan any more: this is for it.
+
+    Raises:
+        FfncompressError: a model or a text is missing, the tokenizers differ, or lm-eval is not installed.
+    """
+    settings = settings or EvalSettings()
+    _check_lm_eval()
+    register()
+    sources = [find_model(str(name), trust_remote_code=trust_remote_code) for name in (base_name, directory)]
+    plan = read_plan(directory) if is_checkpoint(directory) else None
+    run = Run(Workers(settings.device), progress)
+    dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
+    names = [settings.data or default_text(sources[0].is_hub), *settings.also]
+    with step(progress, "loading both models and the text"):
+        texts = [_gate_text(plan, name) if plan else _any_text(name, settings.data is None) for name in names]
+        tokenizers = [load_tokenizer(source) for source in sources]
+        _check_tokenizers(tokenizers, texts, str(directory), base_name)
+        base, other = (load_model(source, dtype=dtype, device_map=device_map) for source in sources)
+        context = min(context_of(model, settings.context) for model in (base, other))
+    sizes = Sizes(
+        whole_model=(count_parameters(base), count_parameters(other)),
+        bytes_on_disk=(sources[0].bytes_on_disk(), sources[1].bytes_on_disk()),
+    )
+    tolerance = Tolerance(Limit.parse(settings.max_delta or DEFAULT_LIMIT))
+    pair = Pair(base, other, sources[0], sources[1], tokenizers[1], dtype, context)
+    return judge(
+        pair, texts, tolerance, sizes, settings, run, base_name=sources[0].label,
+        reading_of=lambda text: better_reading(base, tokenizers[1], text, context, run),
+        short=PlanSettings().seq_len,
+    )  # fmt: skip
+
+
+def _check_lm_eval() -> None:
+    if find_spec("lm_eval") is None:
+        raise FfncompressError("evaluating needs lm-eval; install it with: pip install 'ffncompress[eval]'")
+
+
+def _any_text(name: str, divided: bool) -> Text | None:
+    """A text as it is; of one that nobody asked for, the part that plans leave alone."""
+    if name == STOCK_TASK:
+        return None
+    return read_parts(name)[REPORT] if divided and name == PYTHON_DOCS else read(name)
+
+
+def _check_tokenizers(tokenizers: list[Tokenizer], texts: list[Text | None], name: str, base_name: str) -> None:
+    """Perplexity per token compares only where both read the same tokens."""
+    for text in texts:
+        sample = text.joined[:20_000] if text else "The history of the city began, as histories do, with a river. "
+        own, other = (tokenizer(sample, verbose=False)["input_ids"] for tokenizer in tokenizers)
+        if own != other:
+            raise ModelError(
+                f"{name} and {base_name} do not read text as the same tokens, so their perplexities do not compare; "
+                "give a base with the same tokenizer"
+            )
 
 
 def _gate_text(plan: Plan, name: str | None) -> Text | None:
@@ -174,57 +178,10 @@ def _gate_text(plan: Plan, name: str | None) -> Text | None:
     return text
 
 
-def _text_result(
-    text: Text | None,
-    pieces: list[str] | None,
-    context: int,
-    before: Answer,
-    after: Answer,
-    reading: Reading,
-) -> TextResult:
-    def perplexities(answer: Answer) -> Perplexities:
-        token = math.exp(min(-answer.log_likelihood / answer.tokens, 700.0))
-        return Perplexities(token=token, word=answer.word, byte=answer.byte)
-
-    return TextResult(
-        text=public_name(text.source) if text else f"lm-eval {STOCK_TASK}",
-        part=text.part if text else "test",
-        sha256=digest(pieces) if pieces else "",
-        tokens=before.tokens,
-        context=context,
-        base=perplexities(before),
-        slimmed=perplexities(after),
-        reading=reading,
-        rise_error=_rise_error(before, after),
-    )
-
-
-def _rise_error(before: Answer, after: Answer) -> float | None:
-    """The error of the relative rise of perplexity; none of a single piece."""
-    tokens = before.piece_tokens
-    if len(tokens) < 2 or tokens != after.piece_tokens:
-        return None
-    rise = paired_rise(before.piece_log_likelihoods, after.piece_log_likelihoods, tokens)
-    return rise.error * (1 + rise.relative)
-
-
 def _reading(plan: Plan, text: Text, base: Model, tokenizer: Tokenizer, context: int, run: Run) -> Reading:
     """How a text is read: as the plan read its other parts, or as the base reads it better."""
     recorded = plan.reading_of(text.source) if text.part == REPORT else None
     return recorded or better_reading(base, tokenizer, text, context, run)
-
-
-def _doubt(before: Answer, after: Answer, context: int, base: Model, short: Windows, run: Run) -> str | None:
-    """Why the figures of a text cannot be believed, or none; the base also reads some of it in short windows."""
-    (own, tokens), (other, _) = before.losses, after.losses
-    at_scoring = at_check = MeanLoss.of(own, tokens, context)
-    if len(short) and short.longest < context:
-        at_scoring = MeanLoss.of(sequence_losses(base, short, run), short.scored, short.longest)
-    if doubt := doubt_of_base(at_scoring, at_check, embedding_rows(base)):
-        return doubt
-    slimmed = MeanLoss.of(other, tokens, context).perplexity
-    error = slimmed * MeanLoss.of(other - own, tokens, context).error
-    return doubt_of_slimmed(at_check.perplexity, slimmed - at_check.perplexity, error)
 
 
 def _sizes(plan: Plan, origin: Origin, slimmed: Model, source: ModelSource) -> Sizes:
@@ -237,48 +194,3 @@ def _sizes(plan: Plan, origin: Origin, slimmed: Model, source: ModelSource) -> S
         whole_model=(plan.base.parameters, count_parameters(slimmed)),
         bytes_on_disk=(origin.base_bytes, source.bytes_on_disk()),
     )
-
-
-@torch.inference_mode()
-def _measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
-    """Forward passes over the same batch, interleaved so that a noisy machine hits both alike."""
-    ids = torch.randint(0, base.config.vocab_size, (settings.batch_size, context), generator=torch.manual_seed(0))
-    ids = ids.to(base.device)
-    times: dict[int, list[float]] = {id(base): [], id(slimmed): []}
-    for round_ in progress(range(settings.repeats + 1), "measuring speed"):
-        for model in (base, slimmed):
-            start = time.perf_counter()
-            model(input_ids=ids, use_cache=False)
-            if ids.is_cuda:
-                torch.cuda.synchronize()
-            if round_:  # the first round warms up
-                times[id(model)].append(time.perf_counter() - start)
-    slow, fast = statistics.median(times[id(base)]), statistics.median(times[id(slimmed)])
-    return Speed(
-        base=ids.numel() / slow,
-        slimmed=ids.numel() / fast,
-        ratio=slow / fast,
-        batch=(settings.batch_size, context),
-        repeats=settings.repeats,
-        device=str(ids.device.type),
-    )
-
-
-def _prompt(text: Text | None) -> str:
-    """The first words of the text's first paragraph of prose."""
-    if text is None:
-        return "The history of the city began"
-    paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n") if p.strip()]
-    prose = (p for p in paragraphs if len(p) > 120 and sum(c.isalpha() or c == " " for c in p) > 0.9 * len(p))
-    return " ".join(next(prose, paragraphs[0]).split()[:10])
-
-
-@torch.inference_mode()
-def _continue(model: Model, tokenizer: Tokenizer, prompt: str) -> str:
-    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    ids = model.generate(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
-        max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=pad,
-    )  # fmt: skip
-    return str(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

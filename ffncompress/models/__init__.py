@@ -6,10 +6,8 @@ A new family is a row in `families.py`.
 
 from ffncompress.models.base import find_base
 from ffncompress.models.blocks import (
-    REPLACEMENT,
     Block,
     count_parameters,
-    in_out,
     install_,
     installed,
     oriented,
@@ -17,7 +15,7 @@ from ffncompress.models.blocks import (
     set_module,
 )
 from ffncompress.models.families import Layout, supported
-from ffncompress.models.finding import find_blocks
+from ffncompress.models.finding import find_blocks, settled_parameters
 from ffncompress.models.loading import (
     context_of,
     load_config,
@@ -31,7 +29,6 @@ from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
 
 __all__ = [
     "EMBEDDED",
-    "REPLACEMENT",
     "Block",
     "Layout",
     "ModelSource",
@@ -40,7 +37,6 @@ __all__ = [
     "find_base",
     "find_blocks",
     "find_model",
-    "in_out",
     "install_",
     "installed",
     "load_config",
@@ -52,5 +48,6 @@ __all__ = [
     "out_projection",
     "quiet_bars",
     "set_module",
+    "settled_parameters",
     "supported",
 ]

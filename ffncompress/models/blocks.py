@@ -11,8 +11,6 @@ from transformers.pytorch_utils import Conv1D
 
 from ffncompress.models.families import Layout
 
-REPLACEMENT = "is_ffncompress_replacement"  # the attribute that tells a replacement from an FFN
-
 
 @dataclass(frozen=True)
 class Block:
@@ -75,14 +73,6 @@ def installed(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[nn
 def count_parameters(model: nn.Module) -> int:
     """All parameters, tied ones once."""
     return sum(p.numel() for p in model.parameters())
-
-
-def in_out(projection: nn.Module) -> tuple[int, int]:
-    """(input width, output width) of a projection."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    rows, columns = weight.shape
-    return (rows, columns) if isinstance(projection, Conv1D) else (columns, rows)
 
 
 def oriented(projection: nn.Module) -> Tensor:

@@ -9,7 +9,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ffncompress.errors import ModelError
-from ffncompress.models.blocks import REPLACEMENT, Block, in_out
+from ffncompress.modeling_ffncompress import REPLACEMENT, in_out
+from ffncompress.models.blocks import Block
 from ffncompress.models.families import FAMILIES, LAYOUTS, Layout, unsupported
 from ffncompress.models.residual import residual_scales
 
@@ -17,25 +18,39 @@ from ffncompress.models.residual import residual_scales
 def find_blocks(model: nn.Module) -> list[Block]:
     """Every FFN of a causal language model, in order of depth.
 
+    Of a model that is slimmed already, those that still are FFNs: kept neurons alone are one, only narrower. Linear
+    maps, constants and neurons with a bypass stay as they are.
+
     Raises:
-        ModelError: the model's FFNs are not of a supported kind.
+        ModelError: the model's FFNs are not of a supported kind, or none is left.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", "unknown")
-    if any(getattr(module, REPLACEMENT, False) for module in model.modules()):
-        raise ModelError(f"this {model_type} is slimmed already, and is not slimmed twice; start from its base model")
     layers_path, layers = _decoder_layers(model, model_type)
     known = FAMILIES.get(model_type)
-    blocks = []
+    blocks: list[Block] = []
     for index, layer in enumerate(layers):
+        if any(_is_settled(child) for child in layer.children()):
+            continue
         found = next(_ffns(layer, (known,) if known else LAYOUTS), None)
         if found is None:
             raise unsupported(model_type, f"layer {index} has no FFN of a known layout")
         name, layout = found
         _check_own_parameters(layer.get_submodule(name), layout, model_type, index)
         layer_path = f"{layers_path}.{index}"
-        blocks.append(_block(index, f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
+        blocks.append(_block(len(blocks), f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
+    if not blocks:
+        raise ModelError(f"this {model_type} has no FFN left that could be slimmed further; start from its base model")
     scales = residual_scales(model, blocks, model_type)
     return [replace(block, scale=scale) for block, scale in zip(blocks, scales, strict=True)]
+
+
+def settled_parameters(model: nn.Module) -> int:
+    """What replacements have that are not slimmed again."""
+    return sum(p.numel() for module in model.modules() if _is_settled(module) for p in module.parameters())
+
+
+def _is_settled(module: nn.Module) -> bool:
+    return getattr(module, REPLACEMENT, "neurons") != "neurons"
 
 
 def _decoder_layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffncompress import __version__
 from ffncompress.budgets import Budget, parse_blocks
-from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed
+from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed, settled_parameters
 from ffncompress.passes.losses import perplexity
 from ffncompress.passes.proof import proof_of
 from ffncompress.passes.refit import refit
@@ -167,6 +167,6 @@ def _base_ref(source: ModelSource, model: Model, blocks: list[Block]) -> BaseRef
         is_hub=source.is_hub,
         family=model.config.model_type,
         parameters=count_parameters(model),
-        ffn_parameters=sum(block.parameters for block in blocks),
+        ffn_parameters=sum(block.parameters for block in blocks) + settled_parameters(model),
         trust_remote_code=source.trust_remote_code,
     )

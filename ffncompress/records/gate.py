@@ -60,8 +60,8 @@ class TextResult(Record):
 class Sizes(Record):
     """Parameters before and after, and weight bytes on disk."""
 
-    replaced_ffns: tuple[Count, Count]
-    all_ffns: tuple[Count, Count]
+    replaced_ffns: tuple[Count, Count] | None = None  # of FFNs, where a plan knows them
+    all_ffns: tuple[Count, Count] | None = None
     whole_model: tuple[Count, Count]
     bytes_on_disk: tuple[Count, Count]
 

@@ -21,11 +21,12 @@ def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> n
     if isinstance(fit, LinearFit):
         if shape.kind == "dense":
             set_projection_(out, fit.weight.T, fit.bias)
+        elif shape.kind == "constant":
+            out.get_parameter("bias").data.copy_(fit.at_rank(0)[2])
         else:
             down, up, bias = fit.at_rank(shape.rank)
             set_projection_(out, up, bias)
-            if shape.rank:
-                set_projection_(module.get_submodule(block.layout.inner[-1]), down)
+            set_projection_(module.get_submodule(block.layout.inner[-1]), down)
         return module.requires_grad_(False)
     for name in block.layout.inner:
         own = ffn.get_submodule(name)

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ffncompress import api, load
 from ffncompress.errors import ArtifactError, ModelError, TextError
+from ffncompress.gate import measuring as gate
 from ffncompress.gate import perplexity as lm
-from ffncompress.gate import verdict as gate
 from ffncompress.runtime.progress import silent
 from ffncompress.settings import EvalSettings
 from ffncompress.text.parts import read_parts

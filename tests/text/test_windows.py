@@ -12,6 +12,7 @@ from conftest import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.models import find_blocks
 from ffncompress.passes.activations import BATCH_TOKENS, own_batches
 from ffncompress.passes.calibration import collect_moments
@@ -19,7 +20,6 @@ from ffncompress.passes.forecast import loss_metrics
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.passes.swaps import measure_swaps
 from ffncompress.profiling.probing import captured
-from ffncompress.replacement.modules import LinearFFN
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.sources import Text
@@ -125,7 +125,7 @@ def test_what_passes_over_them_equals_window_by_window() -> None:
     assert loss_metrics(model, blocks, windows, run)[1].isfinite().all()
 
     torch.manual_seed(1)
-    variants = [LinearFFN(b.layout, b.d_in, b.d_out) for b in blocks]
+    variants = [LinearFFN(b.layout.out, b.d_in, b.d_out) for b in blocks]
     rises = measure_swaps(model, blocks, variants, windows, run)
     by_itself = [measure_swaps(model, blocks, variants, windows[i][None], run)[2] for i in range(8)]
     torch.testing.assert_close(rises[2], torch.cat(by_itself), rtol=1e-4, atol=1e-4)

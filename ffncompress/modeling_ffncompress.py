@@ -1,0 +1,466 @@
+"""How transformers loads a checkpoint slimmed by ffncompress: the replacements, and the hook that rebuilds them.
+
+This file travels. The package uses it, and a copy lies in each slimmed checkpoint, so that one loads where the
+package is missing too: `from_pretrained(FOLDER, trust_remote_code=True)`. So it imports nothing but torch and
+transformers, and holds no family's own code. Apache-2.0; ffncompress is on the package index under that name.
+
+transformers has one hook that runs while a model is still an empty skeleton: a quantizer. Ours is named in the
+folder's config.json, and puts replacements of the listed shapes where the listed FFNs were. transformers does not check
+shapes when a quantizer is set, and fills what is missing with random numbers: so the loading is watched, and ends in an
+error unless every tensor was there in its shape. Then the flags come off again: the model is an ordinary one, that can
+be cast, trained, or saved. Another quantizer may follow ours: it finds the replacements in the skeleton.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers import auto
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+METHOD = "ffncompress"
+FORMAT_VERSION = 4
+READABLE = (2, 3, 4)  # 2: without the activations' guard; 3: a constant has a matrix of no columns
+GUARD = "slimmed by ffncompress"
+NOT_INSTALLED = (
+    f"{GUARD}, which is not installed here: pip install ffncompress, or pass trust_remote_code=True to run the loader "
+    "that lies beside the weights (do not set ignore_mismatched_sizes, it fills FFNs with random numbers)"
+)
+REPLACEMENT = "is_ffncompress_replacement"  # the attribute that tells a replacement from an FFN: its kind
+BYPASS = ("bypass_down", "bypass_up")
+LOADER_FILE = "modeling_ffncompress.py"
+_AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+AUTO_MAP = {name: f"modeling_ffncompress.Slimmed{name.removeprefix('Auto')}" for name in ("AutoConfig", *_AUTO)}
+_ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_CONFIG_TURN = "update_attn_implementation" if hasattr(HfQuantizer, "update_attn_implementation") else "update_tp_plan"
+_TURNS = ("validate_environment", _CONFIG_TURN, "preprocess_model", "postprocess_model")  # of a quantizer, in order
+_EMIT_AGAIN = "the checkpoint is corrupted; emit it again with ffncompress apply"
+
+
+class LinearFFN(nn.Module):
+    """y = W x + b: one matrix, under the name of the FFN's output projection."""
+
+    def __init__(self, out: str, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self._out = out
+        self.add_module(out, nn.Linear(d_in, d_out))
+
+    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        """W x + b; what a family passes along is of no use here."""
+        y: Tensor = getattr(self, self._out)(x)
+        return y
+
+
+class LowRankFFN(nn.Module):
+    """y = U (D x) + b: two thin matrices, under the names of the FFN's last inner and its output projection."""
+
+    def __init__(self, inner: str, out: str, d_in: int, d_out: int, rank: int) -> None:
+        super().__init__()
+        self._inner, self._out = inner, out
+        self.add_module(inner, nn.Linear(d_in, rank, bias=False))
+        self.add_module(out, nn.Linear(rank, d_out))
+
+    def forward(self, x: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        """U (D x) + b."""
+        z = getattr(self, self._inner)(x)
+        y: Tensor = getattr(self, self._out)(z)
+        return y
+
+
+class Constant(nn.Module):
+    """A bias without a matrix. It is called like a projection, so that whoever offloads weights brings it in time."""
+
+    def __init__(self, d_out: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """b, for every token."""
+        return self.bias.expand(*x.shape[:-1], -1)
+
+
+class ConstantFFN(LinearFFN):
+    """y = b, under the name of the FFN's output projection."""
+
+    def __init__(self, out: str, d_out: int) -> None:
+        nn.Module.__init__(self)
+        self._out = out
+        self.add_module(out, Constant(d_out))
+
+
+@cache
+def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
+    """The FFN's own class, with a low-rank linear map of its input added to its output."""
+
+    class HybridFFN(own):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+            y: Tensor = super().forward(x, *args, **kwargs)
+            bypass: Tensor = self.bypass_up(self.bypass_down(x))
+            return y + bypass
+
+        def __reduce__(self) -> tuple[object, ...]:  # a pickle finds no class that was made in a function
+            return _new_hybrid, (own,), self.__dict__.copy()
+
+    return HybridFFN
+
+
+def _new_hybrid(own: type[nn.Module]) -> nn.Module:
+    """A hybrid without a state, for a pickle or a copy to fill."""
+    made = _with_bypass(own)  # type: ignore[arg-type]
+    return made.__new__(made)
+
+
+def build(kind: str, width: int, rank: int, inner: Iterable[str], out: str, ffn: nn.Module) -> nn.Module:
+    """An uninitialised replacement for an FFN whose projections have these names.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    inner = tuple(inner)
+    d_in, d_out = in_out(ffn.get_submodule(inner[0]))[0], in_out(ffn.get_submodule(out))[1]
+    module: nn.Module
+    if kind == "dense":
+        module = LinearFFN(out, d_in, d_out)
+    elif kind == "low-rank":
+        module = LowRankFFN(inner[-1], out, d_in, d_out, rank)
+    elif kind == "constant":
+        module = ConstantFFN(out, d_out)
+    elif kind in ("neurons", "hybrid"):
+        module = _narrowed(ffn, inner, out, width)
+    else:
+        raise ValueError(f"unknown replacement kind {kind!r}")
+    if kind == "hybrid":
+        module.__class__ = _with_bypass(type(module))  # type: ignore[arg-type]
+        module.add_module(BYPASS[0], nn.Linear(d_in, rank, bias=False))
+        module.add_module(BYPASS[1], nn.Linear(rank, d_out))
+    setattr(module, REPLACEMENT, kind)
+    return module
+
+
+def _narrowed(ffn: nn.Module, inner: tuple[str, ...], out: str, width: int) -> nn.Module:
+    names = (*inner, out)
+    placeholders: dict[int, object] = {id(ffn.get_submodule(name)): nn.Identity() for name in names}
+    module = copy.deepcopy(ffn, placeholders)  # all but its matrices
+    for name in ("forward", "_hf_hook", "_old_forward"):  # accelerate's, bound to the original
+        module.__dict__.pop(name, None)
+    for name in names:
+        own = ffn.get_submodule(name)
+        d_in, d_out = in_out(own)
+        size = (width, d_out) if name == out else (d_in, width)
+        module._modules[name] = _projection(own, *size)
+    return module
+
+
+def _projection(like: nn.Module, d_in: int, d_out: int) -> nn.Module:
+    if isinstance(like, Conv1D):
+        return Conv1D(d_out, d_in)
+    return nn.Linear(d_in, d_out, bias=like.bias is not None)
+
+
+def in_out(projection: nn.Module) -> tuple[int, int]:
+    """(input width, output width) of a projection."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    return (rows, columns) if isinstance(projection, Conv1D) else (columns, rows)
+
+
+class FfncompressConfig(QuantizationConfigMixin):
+    """The replacements of a checkpoint: path -> kind, rank, widths, and the names of the projections."""
+
+    on_top: Any = None  # another quantizer's config, asked for at loading; never stored
+
+    def __init__(
+        self,
+        blocks: Any = None,
+        format_version: int = FORMAT_VERSION,
+        activations: dict[str, str] | None = None,
+        **_: Any,
+    ) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment]  # a plain string is what is registered
+        self.format_version = format_version
+        self.blocks = blocks  # as JSON has it; checked before it is followed
+        self.activations = activations or {}  # what the config's guarded keys really say
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return {name: value for name, value in super().to_dict().items() if name != "on_top"}
+
+
+class FfncompressQuantizer(HfQuantizer):
+    """Rebuilds the replacements; no number is ever quantised."""
+
+    requires_calibration = True
+    quantization_config: FfncompressConfig
+    error: type[Exception] = ValueError
+
+    def validate_environment(self, *_args: object, **_kwargs: object) -> None:
+        """The first call: is this a format that we read, and is its list of replacements sound?"""
+        ours = self.quantization_config
+        if ours.format_version not in READABLE:
+            raise self.error(
+                f"this checkpoint is of ffncompress format {ours.format_version}, this release reads {READABLE}; "
+                "install the release that wrote it (ffncompress/origin.json names it), or emit it again"
+            )
+        self._specs = {path: _as_written_now(spec) for path, spec in self.read_specs(ours.blocks).items()}
+        if ours.format_version == 3:  # what is saved again is of today's form
+            ours.blocks, ours.format_version = self._specs, FORMAT_VERSION
+
+    def read_specs(self, blocks: Any) -> dict[str, dict[str, Any]]:
+        """The entries of config.json by path; whoever builds from one finds out whether it fits."""
+        if not isinstance(blocks, dict) or not all(isinstance(spec, dict) for spec in blocks.values()):
+            raise self.error(f"config.json: its list of replacements is damaged; {_EMIT_AGAIN}")
+        return blocks
+
+    def update_tp_plan(self, config: Any) -> Any:
+        """The one look at the config before the model is built: the activations get their own names back."""
+        for key, name in self.quantization_config.activations.items():
+            if str(getattr(config, key, None)).startswith(GUARD) and isinstance(name, str) and name in ACT2FN:
+                setattr(config, key, name)
+        return config
+
+    update_attn_implementation = update_tp_plan  # whichever of the two this transformers calls, or both
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **_kwargs: object
+    ) -> None:
+        for path, spec in self._specs.items():
+            place = _place_in(model, path)
+            parent, _, name = place.rpartition(".")
+            setattr(model.get_submodule(parent), name, self._rebuilt(model, place, spec))
+        self._check_stored(checkpoint_files or ())
+        self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        _watch_loading(model, self.error)
+
+    def _process_model_after_weight_loading(self, model: Any, **_kwargs: object) -> None:
+        for name, value in model.state_dict().items():
+            expected = self._shapes.get(name)
+            if expected is not None and tuple(value.shape) != expected:
+                raise self.error(
+                    f"{name}: shape {tuple(value.shape)} in the weights, {expected} in config.json; {_EMIT_AGAIN}"
+                )
+        _look_ordinary(model)
+        guard_(model.config, self.quantization_config)
+        model.save_pretrained = partial(_save_with_loader, model)
+
+    def _rebuilt(self, model: nn.Module, place: str, spec: Mapping[str, Any]) -> nn.Module:
+        """The empty replacement that a config's entry describes, of just the tensors that it lists."""
+        form = {name: spec.get(name) for name in ("kind", "width", "rank", "inner", "out")}
+        try:
+            with torch.device("meta"):
+                module = build(**form, ffn=model.get_submodule(place))  # type: ignore[arg-type]
+        except (AttributeError, ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+            raise self.error(f"config.json: {place!r} is not an FFN that its entry fits; {_EMIT_AGAIN}") from error
+        if {name: list(value.shape) for name, value in module.state_dict().items()} != spec.get("tensors"):
+            raise self.error(f"config.json: the tensors of {place} are not those of its kind; {_EMIT_AGAIN}")
+        return module
+
+    def _check_stored(self, files: Iterable[str]) -> None:
+        """Each replacement is stored in its shape, in floating point, in one precision: a cast would hide the rest."""
+        from safetensors import safe_open
+
+        stored: dict[str, tuple[str, list[int]]] = {}
+        for file in files:
+            if str(file).endswith(".safetensors"):
+                with safe_open(file, framework="pt") as tensors:
+                    slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+                    stored |= {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+        for path, spec in self._specs.items():
+            dtypes = set()
+            for name, shape in spec["tensors"].items():
+                found = stored.get(f"{path}.{name}") or stored.get(
+                    f"{path.partition('.')[2]}.{name}"
+                )  # of a base model
+                if found and found[1] != shape:
+                    raise self.error(
+                        f"{path}.{name}: shape {found[1]} in the weights, {shape} in config.json; {_EMIT_AGAIN}"
+                    )
+                dtypes |= {found[0]} if found else set()
+            if len(dtypes) > 1 or not dtypes <= {*_FLOATS}:
+                raise self.error(f"{path}: its weights are stored as {', '.join(sorted(dtypes))}; {_EMIT_AGAIN}")
+
+    def is_serializable(self) -> bool:
+        """A model loaded by it can be saved again."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """And trained: nothing is quantised."""
+        return True
+
+
+def quantizer_of(config: FfncompressConfig, kind: type[FfncompressQuantizer], **options: Any) -> HfQuantizer:
+    """Ours; where another is to follow it, that one, with ours run before each of its turns."""
+    ours = kind(config, **options)
+    if config.on_top is None:
+        return ours
+    theirs: Any = auto.AutoHfQuantizer.from_config(config.on_top, pre_quantized=False)
+    for turn in _TURNS:
+        setattr(theirs, turn, partial(_both, turn, ours, theirs))
+    theirs.is_serializable = _not_serializable
+    return theirs  # type: ignore[no-any-return]
+
+
+def _not_serializable(*_args: object, **_kwargs: object) -> bool:
+    """The other quantizer's config would forget the replacements: an adapter can be saved, the model not."""
+    return False
+
+
+def _both(turn: str, ours: FfncompressQuantizer, theirs: Any, subject: Any = None, **options: Any) -> Any:
+    """Our turn, then theirs; after the last one, theirs is as if ours had never been."""
+    if turn == "validate_environment":
+        ours.validate_environment()
+        return theirs.__class__.validate_environment(theirs, **options)
+    subject = options.pop("config" if turn == _CONFIG_TURN else "model", subject)
+    if turn == _CONFIG_TURN:
+        subject = ours.update_tp_plan(subject)
+    elif turn == "preprocess_model":
+        ours._process_model_before_weight_loading(subject, **options)
+    else:
+        for name in _TURNS:
+            del theirs.__dict__[name]
+    return getattr(theirs.__class__, turn)(theirs, subject, **options)
+
+
+def merge_configs(original: Any, stored: Any, asked: Any = None, **options: Any) -> Any:
+    """transformers' choice between a checkpoint's quantizer and one asked for; ours leaves room for another."""
+    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+    if method != METHOD or asked is None or isinstance(asked, FfncompressConfig):
+        return original(stored, asked, **options)
+    ours = auto.AutoQuantizationConfig.from_dict(stored) if isinstance(stored, dict) else stored
+    ours.on_top = asked
+    return ours
+
+
+def register(kind: type[FfncompressQuantizer] = FfncompressQuantizer, *, anew: bool = False) -> None:
+    """Make transformers know the format; harmless when done twice."""
+    if METHOD in auto.AUTO_QUANTIZER_MAPPING and not anew:
+        return
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = FfncompressConfig
+    quantizers: dict[str, Any] = auto.AUTO_QUANTIZER_MAPPING
+    quantizers[METHOD] = partial(quantizer_of, kind=kind)
+    theirs: Any = auto.AutoHfQuantizer
+    merge = theirs.merge_quantization_configs
+    if getattr(getattr(merge, "func", None), "__name__", "") != merge_configs.__name__:  # not ours yet
+        theirs.merge_quantization_configs = staticmethod(partial(merge_configs, merge))
+
+
+def guard_(config: Any, ours: FfncompressConfig) -> None:
+    """Name the missing package where a stock FFN looks for its activation; one that is built does not look again."""
+    if ours.format_version < 3:
+        return
+    for key in _ACTIVATION_KEYS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name in ACT2FN:
+            ours.activations[key] = name
+        if key in ours.activations:
+            setattr(config, key, NOT_INSTALLED)
+    config.auto_map = dict(AUTO_MAP)
+
+
+def _as_written_now(spec: dict[str, Any]) -> dict[str, Any]:
+    """An entry of an earlier format as one of this: a constant has no matrix without columns."""
+    tensors = spec.get("tensors")
+    if spec.get("kind") != "constant" or not isinstance(tensors, dict):
+        return spec
+    return {**spec, "tensors": {n: shape for n, shape in tensors.items() if not n.endswith(".weight")}}
+
+
+def _place_in(model: Any, path: str) -> str:
+    """Where a block of the causal model is in this one, which may be the part below the head."""
+    below = path.removeprefix(f"{model.base_model_prefix}.")
+    return below if below != path and not hasattr(model, model.base_model_prefix) else path
+
+
+def _watch_loading(model: Any, error: type[Exception]) -> None:
+    """Stop where transformers, at the end of loading, counts what was missing and is about to say so in a warning."""
+    count = model._adjust_missing_and_unexpected_keys
+    is_own = type(model).__name__ in (model.config.architectures or ())
+    below = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
+
+    def watched(info: Any, *rest: object) -> Any:
+        del model._adjust_missing_and_unexpected_keys
+        counted = count(info, *rest)
+        keys: Iterable[str] = info if isinstance(info, list | set) else info.missing_keys  # as transformers has it
+        missing = sorted(key for key in keys if is_own or key.startswith(below))  # a head of another kind is new
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise error(f"{missing[0]}{more} missing from the weights; {_EMIT_AGAIN}")
+        return counted
+
+    model._adjust_missing_and_unexpected_keys = watched
+
+
+def _look_ordinary(model: Any) -> None:
+    """transformers refuses to cast, train or re-quantise what it takes for quantised; nothing here is."""
+    model.is_quantized = False
+    for name in ("quantization_method", "hf_quantizer"):
+        model.__dict__.pop(name, None)
+    for module in model.modules():
+        getattr(getattr(module, "config", None), "__dict__", {}).pop("_is_quantized", None)
+
+
+def _save_with_loader(model: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
+    """As the model's own class saves it; this file goes along."""
+    saved = type(model).save_pretrained(model, save_directory, *args, **options)
+    if options.get("is_main_process", True):
+        shutil.copyfile(__file__, Path(save_directory) / LOADER_FILE)
+    return saved
+
+
+class SlimmedConfig:
+    """What config.json names for AutoConfig: transformers' own config of the family."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, **options: Any) -> Any:
+        """The family's config; from here on transformers knows the format."""
+        register()
+        found, _ = transformers.PreTrainedConfig.get_config_dict(name, **options)
+        return transformers.CONFIG_MAPPING[found["model_type"]].from_pretrained(name, **options)
+
+    @classmethod
+    def register_for_auto_class(cls, *_args: object, **_kwargs: object) -> None:
+        """It stands for no class of its own."""
+
+
+class SlimmedModel(SlimmedConfig):
+    """What config.json names for AutoModel: transformers' own class of the family."""
+
+    auto_class = "AutoModel"
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
+        """The family's model, loaded as it loads itself."""
+        register()
+        own = getattr(transformers, cls.auto_class)
+        return own.from_pretrained(name, *args, config=config, **{**options, "trust_remote_code": False})
+
+
+class SlimmedModelForCausalLM(SlimmedModel):
+    """The same for AutoModelForCausalLM."""
+
+    auto_class = "AutoModelForCausalLM"
+
+
+class SlimmedModelForSequenceClassification(SlimmedModel):
+    """The same for AutoModelForSequenceClassification."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+
+class SlimmedModelForTokenClassification(SlimmedModel):
+    """The same for AutoModelForTokenClassification."""
+
+    auto_class = "AutoModelForTokenClassification"
