@@ -8,6 +8,7 @@
     OUT/README.md                                       the model card
     OUT/ffncompress.json                                size and checksum of every file
 
+A native plan's is a stock checkpoint of the family beside that: a number in config.json is smaller, nothing is added.
 It is written beside its place, reloaded from there, compared with the model in memory, and only then renamed.
 """
 
@@ -35,6 +36,7 @@ from ffncompress.models import (
     load_model,
     load_tokenizer,
     quiet_bars,
+    width_key,
 )
 from ffncompress.models.base import find_base
 from ffncompress.passes.heal import heal_
@@ -87,11 +89,17 @@ def save_compressed(
     check_place(output, inputs)
     with step(progress, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
-    layouts = {block.path: block.layout for block in find_blocks(model)}
+    blocks = find_blocks(model)
+    layouts = {block.path: block.layout for block in blocks}
+    key = width_key(model.config, blocks) if plan.native else None
     install_(model, replacement_modules(model, plan, tensors))
     prove(model, plan.proof)
     healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
-    if plan.replaced:
+    if plan.native:
+        if key is None or len(blocks) != len(plan.blocks):
+            raise PlanError(f"{plan_directory}: no stock model of the family has its widths; plan without --native")
+        setattr(model.config, key, plan.blocks[0].chosen_shape.width)
+    elif plan.replaced:
         ours = FfncompressConfig(
             {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         )

@@ -15,6 +15,7 @@ from ffncompress.models.blocks import (
     oriented,
     out_projection,
     set_module,
+    width_key,
 )
 from ffncompress.models.families import Layout, supported
 from ffncompress.models.finding import find_blocks
@@ -53,4 +54,5 @@ __all__ = [
     "quiet_bars",
     "set_module",
     "supported",
+    "width_key",
 ]
