@@ -76,8 +76,7 @@ def test_it_is_known_again(native_slim) -> None:
     assert "--for native" in reproduce_command(plan)
     card = (slim / "README.md").read_text()
     assert "pip install" not in card and "stock checkpoint" in card
-    result = api.evaluate(slim, tokens=512, repeats=1, max_delta="1000%")
-    assert result.passed
+    assert api.evaluate(slim, tokens=512, repeats=1).sizes.whole_model[1] == plan.parameters_after
     with pytest.raises(BudgetError, match="plan again from the model"):
         api.plan(str(slim.parent / "plan"), slim.parent / "other", at=0.9)
 
