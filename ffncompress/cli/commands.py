@@ -42,7 +42,10 @@ def cli(context: click.Context) -> None:
 @click.option("--at", type=float, metavar="SHARE", help="A point of the frontier: 0.85 keeps 85 % of the parameters.")
 @click.option("--native", is_flag=True, help="A stock checkpoint that loads anywhere: neurons only, one common width.")
 @click.option(
-    "--for", "target", type=click.Choice(["native", "gguf", "vllm"]), help="Only what runs there, at what it costs there."
+    "--for",
+    "target",
+    type=click.Choice(["native", "gguf", "vllm"]),
+    help="Only what runs there, at what it costs there.",
 )
 @click.option("--kinds", metavar="LIST", help="Only these: linear (constant, low-rank, dense), neurons, hybrid.")
 @click.option("--align", type=int, metavar="N", help="Widths are multiples of this.  [default: 32 with --for, else 1]")
@@ -75,8 +78,8 @@ def plan(
     with a limit, the smallest model within it.
 
     --native makes a checkpoint that needs no ffncompress where it is loaded: every block keeps the same number of
-    neurons, and config.json says how many. --for gguf and --for vllm keep a width for each block, and count what a linear
-    bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
+    neurons, and config.json says how many. --for gguf and --for vllm keep a width for each block, and count what a
+    linear bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
     or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,

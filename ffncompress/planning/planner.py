@@ -76,10 +76,9 @@ def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[s
         choice, narrower, checks = narrow_further(measured, space, settings, choice, partial(_refit, measured))
         joint = [*joint, *checks] if narrower is not None else [*checks, *joint]  # what is kept stands last
         modules = modules if narrower is None else narrower
-    if any(choice):
-        # what the gate holds it to is not measured where ridges, weightings and the refit were chosen
-        if settings.limit is None and (afresh := measured.check_afresh(choice, modules, joint[-1])):
-            joint.append(afresh)
+    # what the gate holds it to is not measured where ridges, weightings and the refit were chosen
+    if any(choice) and settings.limit is None and (afresh := measured.check_afresh(choice, modules, joint[-1])):
+        joint.append(afresh)
     plan = describe(measured, settings, space, choice, joint, frontier, forced)
     with installed(measured.model, {measured.blocks[i].path: module for i, module in modules.items()}):
         plan = plan.model_copy(update={"proof": proof_of(measured.model)})

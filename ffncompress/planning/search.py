@@ -33,9 +33,7 @@ class SearchSpace:
     @property
     def least(self) -> int:
         """The fewest parameters that the FFNs can have."""
-        return sum(
-            min([b.parameters, *(o.cost for o in m)]) for b, m in zip(self.blocks, self.menus, strict=True)
-        )
+        return sum(min([b.parameters, *(o.cost for o in m)]) for b, m in zip(self.blocks, self.menus, strict=True))
 
     @property
     def full(self) -> int:

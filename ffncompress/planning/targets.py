@@ -1,8 +1,8 @@
 """Where a slimmed model is to run: what can be expressed there, and what it costs.
 
 Runtimes with a width for each layer have no linear maps. Beside gated neurons, a linear bypass can be folded into
-neurons whose gate is held open by a bias: each rank takes a neuron's three rows, and a dense map as many as the model is
-wide. Widths are padded, for the sake of quantised kernels. Where every layer has the same width, only a native
+neurons whose gate is held open by a bias: each rank takes a neuron's three rows, and a dense map as many neurons as the
+model is wide. Widths are padded, for the sake of quantised kernels. Where every layer has the same width, only a native
 checkpoint serves: kept neurons of one common width, a stock model in all but a number in its config.
 """
 

@@ -13,8 +13,8 @@ from ffncompress.errors import BudgetError, FfncompressError
 from ffncompress.models import find_blocks
 from ffncompress.planning.menus import menu_shapes
 from ffncompress.planning.targets import folded_parameters, terms_of
-from ffncompress.records.plan import Plan, Shape
 from ffncompress.recipe import Recipe
+from ffncompress.records.plan import Plan, Shape
 from ffncompress.replacement.fitting import Offer, fit_names, menu_widths
 from ffncompress.settings import PlanSettings
 
@@ -94,7 +94,7 @@ def test_settings_come_from_recipes_too(tmp_path: Path) -> None:
     plan = Recipe.read(file)[0].plan
     assert (plan.target, plan.kinds, plan.alignment) == ("native", "neurons", 64)
     file.write_text("model: demo\noutput: out\nplan:\n  kinds: square\n")
-    with pytest.raises(FfncompressError, match="line 4: .*not a kind"):
+    with pytest.raises(FfncompressError, match=r"line 4: .*not a kind"):
         Recipe.read(file)
 
 
