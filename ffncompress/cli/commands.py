@@ -16,6 +16,7 @@ from ffncompress.cli.options import (
     junit_option,
     overwrite_option,
     resumable,
+    target_options,
     trust_option,
 )
 from ffncompress.runtime.launch import alone
@@ -40,15 +41,7 @@ def cli(context: click.Context) -> None:
 @click.option("--max-delta", metavar="LIMIT", help="Perplexity may rise by so much, all together.  [default: 5%]")
 @click.option("--target-speed", metavar="FACTOR", help="As much faster on this machine, as measured: 1.3x.")
 @click.option("--at", type=float, metavar="SHARE", help="A point of the frontier: 0.85 keeps 85 % of the parameters.")
-@click.option("--native", is_flag=True, help="A stock checkpoint that loads anywhere: neurons only, one common width.")
-@click.option(
-    "--for",
-    "target",
-    type=click.Choice(["native", "gguf", "vllm"]),
-    help="Only what runs there, at what it costs there.",
-)
-@click.option("--kinds", metavar="LIST", help="Only these: linear (constant, low-rank, dense), neurons, hybrid.")
-@click.option("--align", type=int, metavar="N", help="Widths are multiples of this.  [default: 32 with --for, else 1]")
+@target_options
 @click.option("--frontier", is_flag=True, help="Print and plot size against perplexity, to pick a point from.")
 @click.option("--keep-moments", is_flag=True, help="Keep what --at needs to plan again without the text; large.")
 @click.option("--refit/--no-refit", default=True, help="Fit again, in order, on the slimmed model.  [default: refit]")

@@ -91,7 +91,8 @@ def narrow_further(
             fits, best, modules = middle, tried, made
         else:
             fails = middle
-    return best, modules, sorted(checks, key=lambda check: -check.parameters if check.within_limit else 1)
+    kept_last = sorted(checks, key=lambda check: -check.parameters if check.within_limit else -math.inf)
+    return best, modules, kept_last
 
 
 def common_choice(space: SearchSpace, width: int) -> Choice:
