@@ -66,7 +66,8 @@ class PlanSettings(_Settings):
     at: float | None = Field(None, gt=0, lt=1)
     blocks: str | None = None
     kinds: KindsText | None = None
-    target: TargetName | None = None  # where it is to run; "native: true" is another way to say native
+    target: TargetName | None = None  # where it is to run; --for
+    native: bool = False  # another way to name that target
     align: int | None = Field(None, ge=1, le=4096)
     refit: bool = True
     refit_tokens: Tokens | None = None
@@ -84,14 +85,12 @@ class PlanSettings(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _native_is_a_target(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping) or "native" not in content:
+        if not isinstance(content, Mapping):
             return content
-        native, rest = content["native"], {name: value for name, value in content.items() if name != "native"}
-        if not isinstance(native, bool):
-            raise ValueError("native is true or false")
-        if native and rest.get("target") not in (None, "native"):
-            raise ValueError(f"native and for {rest['target']} are two targets; give one")
-        return rest | {"target": "native"} if native else rest
+        native, target = content.get("native", False), content.get("target")
+        if native is True and target not in (None, "native"):
+            raise ValueError(f"native and for {target} are two targets; give one")
+        return {**content, "native": True, "target": "native"} if native is True or target == "native" else content
 
     @property
     def alignment(self) -> int:
