@@ -1,4 +1,4 @@
-"""What a person may ask for, read from a few characters: a budget, a limit, a speed, a list of blocks."""
+"""What a person may ask for, read from a few characters: a budget, a limit, a speed, a list of blocks or kinds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ffncompress.errors import BudgetError
 
 DEFAULT_LIMIT = "5%"
+LINEAR_KINDS = ("dense", "low-rank", "constant")
+KINDS = (*LINEAR_KINDS, "neurons", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,15 @@ def parse_blocks(text: str, count: int) -> list[int]:
             raise BudgetError(f"block {item.strip()} is not there: this model's blocks are 0 to {count - 1}")
         indices.update(range(first, last + 1))
     return sorted(indices)
+
+
+def parse_kinds(text: str | None) -> frozenset[str]:
+    """`linear,neurons` as kinds of replacements; linear is every map without neurons, nothing at all is every kind."""
+    if text is None:
+        return frozenset(KINDS)
+    named = {"linear": LINEAR_KINDS} | {kind: (kind,) for kind in KINDS}
+    items = [item.strip().lower() for item in text.split(",")]
+    unknown = [item for item in items if item not in named]
+    if unknown:
+        raise BudgetError(f"{unknown[0]!r} is not a kind of replacement; write some of {', '.join(named)}, by commas")
+    return frozenset(kind for item in items for kind in named[item])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ffncompress.budgets import DEFAULT_LIMIT, Budget, Limit, parse_speed
+from ffncompress.budgets import DEFAULT_LIMIT, Budget, Limit, parse_kinds, parse_speed
 from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+TargetName = Literal["native", "gguf", "vllm"]
+TARGET_ALIGN = 32  # what quantised kernels want of a width
 
 
 def _is_budget(text: str) -> str:
@@ -25,6 +27,11 @@ def _is_speed(text: str) -> str:
 
 def _is_limit(text: str) -> str:
     _as_value_error(Limit.parse, text)
+    return text
+
+
+def _are_kinds(text: str) -> str:
+    _as_value_error(parse_kinds, text)
     return text
 
 
@@ -43,6 +50,7 @@ Name = Annotated[str, Field(min_length=1, max_length=4096)]
 BudgetText = Annotated[str, AfterValidator(_is_budget)]
 SpeedText = Annotated[str, AfterValidator(_is_speed)]
 LimitText = Annotated[str, AfterValidator(_is_limit)]
+KindsText = Annotated[str, AfterValidator(_are_kinds)]
 
 
 class _Settings(BaseModel):
@@ -57,6 +65,10 @@ class PlanSettings(_Settings):
     target_speed: SpeedText | None = None
     at: float | None = Field(None, gt=0, lt=1)
     blocks: str | None = None
+    kinds: KindsText | None = None
+    target: TargetName | None = None  # where it is to run; --for
+    native: bool = False  # another way to name that target
+    align: int | None = Field(None, ge=1, le=4096)
     refit: bool = True
     refit_tokens: Tokens | None = None
     frontier: bool = False
@@ -69,6 +81,21 @@ class PlanSettings(_Settings):
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: str = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _native_is_a_target(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        native, target = content.get("native", False), content.get("target")
+        if native is True and target not in (None, "native"):
+            raise ValueError(f"native and for {target} are two targets; give one")
+        return {**content, "native": True, "target": "native"} if native is True or target == "native" else content
+
+    @property
+    def alignment(self) -> int:
+        """What numbers of neurons are multiples of."""
+        return self.align or (TARGET_ALIGN if self.target else 1)
 
     @property
     def limit(self) -> Limit | None:
@@ -89,7 +116,10 @@ class PlanSettings(_Settings):
 
     def asks(self) -> str:
         """The budget in words."""
-        wanted = {"budget": self.budget, "at": self.at, "speed": self.target_speed, "limit": self.limit}
+        wanted = {
+            "budget": self.budget, "at": self.at, "speed": self.target_speed, "limit": self.limit, "kinds": self.kinds,
+            "for": self.target,
+        }  # fmt: skip
         return ", ".join(f"{name} {value}" for name, value in wanted.items() if value)
 
 

@@ -101,11 +101,13 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         f"({origin.parameters_before:,} to {origin.parameters_after:,}), all FFNs "
         f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
         "## How to load",
-        "```\npip install ffncompress\n```",
+        *([] if plan.native else ["```\npip install ffncompress\n```"]),
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
-        "No import of ffncompress is needed, but it must be installed: without it, loading stops and says so.",
+        "It is a stock checkpoint of its family, all of its layers narrower alike: nothing else needs to be installed."
+        if plan.native
+        else "No import of ffncompress is needed, but it must be installed: without it, loading stops and says so.",
         "## What it costs",
         _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
         "## Blocks",
@@ -145,9 +147,10 @@ def reproduce_command(plan: Plan) -> str:
     """The command line that makes this plan again."""
     settings = plan.settings
     words = ["ffncompress", "plan", _short(plan)]
-    for option in ("budget", "max_delta", "target_speed", "at"):
+    for option in ("budget", "max_delta", "target_speed", "at", "kinds", "align"):
         value = getattr(settings, option)
         words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
+    words += ["--for", settings.target] if settings.target else []
     words += ["--no-refit"] if not settings.refit else []
     words += ["--revision", plan.base.revision] if plan.base.revision else []
     for text in plan.fit_text:

@@ -9,6 +9,7 @@
     OUT/README.md                                       the model card
     OUT/ffncompress.json                                size and checksum of every file
 
+A native plan's is a stock checkpoint of the family beside that: a number in config.json is smaller, nothing is added.
 It is written beside its place, reloaded from there, compared with the model in memory, and only then renamed.
 """
 
@@ -36,6 +37,7 @@ from ffncompress.models import (
     load_model,
     load_tokenizer,
     quiet_bars,
+    width_key,
 )
 from ffncompress.models.base import find_base
 from ffncompress.passes.heal import heal_
@@ -88,17 +90,23 @@ def save_compressed(
     check_place(output, inputs)
     with step(progress, f"loading {source.name}"):
         model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
-    layouts = {block.path: block.layout for block in find_blocks(model)}
+    blocks = find_blocks(model)
+    layouts = {block.path: block.layout for block in blocks}
+    key = width_key(model.config, blocks) if plan.native else None
     install_(model, replacement_modules(model, plan, tensors))
     prove(model, plan.proof)
     healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
-    if plan.replaced:
+    if plan.native:
+        if key is None or len(blocks) != len(plan.blocks):
+            raise PlanError(f"{plan_directory}: no stock model of the family has its widths; plan without --native")
+        setattr(model.config, key, plan.blocks[0].chosen_shape.width)
+    elif plan.replaced:
         specs = {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
         describe_in_config(model.config, specs)
     with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with step(progress, f"writing {output}"), quiet_bars():
             model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
-        if plan.replaced:
+        if plan.replaced and not plan.native:
             write_loader(folder)
         tokenizer.save_pretrained(folder)
         _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)

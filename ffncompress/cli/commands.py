@@ -16,6 +16,7 @@ from ffncompress.cli.options import (
     junit_option,
     overwrite_option,
     resumable,
+    target_options,
     trust_option,
 )
 from ffncompress.runtime.launch import alone
@@ -40,6 +41,7 @@ def cli(context: click.Context) -> None:
 @click.option("--max-delta", metavar="LIMIT", help="Perplexity may rise by so much, all together.  [default: 5%]")
 @click.option("--target-speed", metavar="FACTOR", help="As much faster on this machine, as measured: 1.3x.")
 @click.option("--at", type=float, metavar="SHARE", help="A point of the frontier: 0.85 keeps 85 % of the parameters.")
+@target_options
 @click.option("--frontier", is_flag=True, help="Print and plot size against perplexity, to pick a point from.")
 @click.option("--keep-moments", is_flag=True, help="Keep what --at needs to plan again without the text; large.")
 @click.option("--refit/--no-refit", default=True, help="Fit again, in order, on the slimmed model.  [default: refit]")
@@ -67,6 +69,10 @@ def plan(
 
     BUDGET: 8x, -20%, 100M, or several: 8x,-20%. With a size or a speed alone, the best model of that size or speed;
     with a limit, the smallest model within it.
+
+    --native makes a checkpoint that needs no ffncompress where it is loaded: every block keeps the same number of
+    neurons, and config.json says how many. --for gguf and --for vllm keep a width for each block, and count what a
+    linear bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
     or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,

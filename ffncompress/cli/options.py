@@ -13,6 +13,7 @@ import click
 from ffncompress.errors import ProcessError
 
 INTERRUPTED = 130
+TARGETS = click.Choice(["native", "gguf", "vllm"])
 DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
 
 
@@ -42,6 +43,12 @@ def _can_be_written(_context: click.Context, _option: click.Parameter, file: str
 device_options = options(
     click.option("--dtype", type=DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
     click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
+)
+target_options = options(
+    click.option("--native", is_flag=True, help="A stock checkpoint that loads anywhere: neurons, one common width."),
+    click.option("--for", "target", type=TARGETS, help="Only what runs there, at what it costs there."),
+    click.option("--kinds", metavar="LIST", help="Only these: linear (constant, low-rank, dense), neurons, hybrid."),
+    click.option("--align", type=int, metavar="N", help="Widths are multiples of it.  [default: 32 with --for, or 1]"),
 )
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what an earlier run left there.")

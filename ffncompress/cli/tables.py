@@ -151,8 +151,9 @@ def _short(option: Replacement) -> str:
 def _kept(plan: Plan) -> str:
     ratios = plan.ratios
     fewer = f"{1 / ratios['replaced_ffns']:.1f}x fewer" if ratios["replaced_ffns"] else "none left"
+    there = f", {size:,} as {plan.settings.target}" if (size := plan.parameters_at_target) else ""
     return (
-        f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters\n"
+        f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters{there}\n"
         f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({fewer}), "
         f"{100 * ratios['all_ffns']:.1f} % of all FFNs, {100 * ratios['whole_model']:.1f} % of the whole model"
     )

@@ -13,6 +13,7 @@ from ffncompress.models.blocks import (
     oriented,
     out_projection,
     set_module,
+    width_key,
 )
 from ffncompress.models.families import Layout, supported
 from ffncompress.models.finding import find_blocks, settled_parameters
@@ -50,4 +51,5 @@ __all__ = [
     "set_module",
     "settled_parameters",
     "supported",
+    "width_key",
 ]

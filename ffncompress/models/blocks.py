@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.models.families import Layout
+from ffncompress.models.families import GPT2, Layout
+from ffncompress.type_aliases import Config
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,18 @@ def installed(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[nn
     finally:
         for path, module in old.items():
             set_module(model, path, module)
+
+
+def width_key(config: Config, blocks: Sequence[Block]) -> str | None:
+    """The config's name for the one inner width of all blocks; none where they differ or it says something else."""
+    widths = {block.d_inner for block in blocks}
+    if len(widths) != 1:
+        return None
+    key = "n_inner" if blocks[0].layout == GPT2 else "intermediate_size"
+    named = getattr(config, key, None)
+    if named is None and key == "n_inner":  # GPT-2's way to say four times its width
+        named = 4 * blocks[0].d_in
+    return key if {named} == widths else None
 
 
 def count_parameters(model: nn.Module) -> int:

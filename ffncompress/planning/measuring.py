@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -15,14 +16,16 @@ from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.reading import better_reading, check_ids, check_length, embedding_rows
 from ffncompress.passes.swaps import SequenceErrors, measure_base, measure_swaps
+from ffncompress.planning.common_width import width_within_size
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.menus import make_menu, score_block, score_swap
 from ffncompress.planning.search import within_factor
-from ffncompress.planning.spending import SWAP_RATIO, check_budget
+from ffncompress.planning.spending import SWAP_RATIO, check_budget, check_menus
+from ffncompress.planning.targets import Terms, terms_of
 from ffncompress.records.plan import Option, Swap
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.replacement.building import build_replacement
-from ffncompress.replacement.fitting import Fitted, fit_block, fit_name
+from ffncompress.replacement.fitting import Fitted, Offer, fit_block, fit_name
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.progress import step
 from ffncompress.runtime.run import Run
@@ -44,10 +47,10 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     Raises:
         FfncompressError: the model, the text or the budget does not serve; the message says what would.
     """
-    model, blocks, corpus = _load(source, settings, run)
+    model, blocks, corpus, terms = _load(source, settings, run)
     stages = run.stages
     if stages.folder is not None:
-        stages.facts = _facts(source, model, corpus, settings)
+        stages.facts = _facts(source, model, corpus, settings, terms)
     stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
     base_losses = stages.keep(
         "base at the gate's context", {},
@@ -59,7 +62,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
 
     few = corpus.fit.up_to(GRADIENT_TOKENS)
     metrics = stages.keep("metrics", {}, lambda: loss_metrics(model, blocks, few, run, settings.seed))
-    fitted, moments = _fit_blocks(model, blocks, corpus, metrics, settings, run)
+    fitted, moments = _fit_blocks(model, blocks, corpus, metrics, settings, run, terms.offer)
     losses, errors = stages.keep(
         "base", {}, lambda: measure_base(model, blocks, [each.plain for each in fitted], corpus.choose, run)
     )
@@ -70,7 +73,10 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
         "predictions", {},
         lambda: predict_losses(model, blocks, maps, some, run, settings.seed, StageKey("predicting", {})),
     )  # fmt: skip
-    menus = run.workers.from_main([make_menu(*each) for each in zip(blocks, fitted, predicted, strict=True)])
+    menus = run.workers.from_main(
+        [make_menu(*each, terms.offer, terms.price) for each in zip(blocks, fitted, predicted, strict=True)]
+    )
+    check_menus(blocks, menus, settings)
     scores = [score_block(*each) for each in zip(fitted, errors, strict=True)]
     swaps = _try_swaps(model, blocks, fitted, menus, corpus, settings, base, run)
     # what is decided by is the same in all processes
@@ -93,13 +99,16 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     )
 
 
-def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, list[Block], Corpus]:
+def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, list[Block], Corpus, Terms]:
     """The model, its blocks, and its text in windows; whatever cannot serve is said before anything is measured."""
     with step(run.progress, f"loading {source.name}"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
         model, tokenizer = load_model(source, dtype=dtype, device_map=device_map), load_tokenizer(source)
     blocks = find_blocks(model)
+    terms = terms_of(model.config, blocks, settings)
     check_budget(model, blocks, settings)
+    if settings.target == "native":
+        terms = replace(terms, offer=replace(terms.offer, width=width_within_size(model, blocks, settings)))
     check_length(source.name, model.config, settings.seq_len)
     with step(run.progress, "reading text"):
         context = context_of(model, settings.context)
@@ -107,11 +116,17 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
         corpus = gather_text(settings, default_text(source.is_hub), tokenizer, context, reading_of)
     check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
-    return model, blocks, corpus
+    return model, blocks, corpus, terms
 
 
 def _fit_blocks(
-    model: Model, blocks: list[Block], corpus: Corpus, metrics: list[Tensor], settings: PlanSettings, run: Run
+    model: Model,
+    blocks: list[Block],
+    corpus: Corpus,
+    metrics: list[Tensor],
+    settings: PlanSettings,
+    run: Run,
+    offer: Offer,
 ) -> tuple[list[Fitted], dict[str, Tensor] | None]:
     """The fits of every block from one pass over the text, and the moments by name where they are to be kept.
 
@@ -131,7 +146,7 @@ def _fit_blocks(
         for block, own in zip(group, moments, strict=True):
             assert own is not None
             own.metric = metrics[block.index].to(own.fit.x.device)
-        made = _fits(model, group, moments, known, run.workers)
+        made = _fits(model, group, moments, known, run.workers, offer)
         for at, found in zip(run.progress(range(len(group)), "fitting replacements"), made, strict=True):
             index, own = group[at].index, moments[at]
             fitted.append(found if known[at] is not None else run.stages.put("fits", {"block": index}, found))
@@ -154,7 +169,10 @@ def _try_swaps(
     """The best option of each block within the budget's factor, put into the model alone."""
     ratio = Budget.parse(settings.budget).ratio or SWAP_RATIO
     tried = [
-        min((o for o in options if within_factor(b, o, ratio)), key=lambda o: o.predicted_loss)
+        min(
+            [o for o in options if within_factor(b, o, ratio)] or [min(options, key=lambda o: o.cost)],
+            key=lambda o: o.predicted_loss,
+        )
         for b, options in zip(blocks, menus, strict=True)
     ]
     variants = [
@@ -170,7 +188,12 @@ def _try_swaps(
 
 
 def _fits(
-    model: Model, group: list[Block], moments: list[BlockMoments | None], known: list[Fitted | None], workers: Workers
+    model: Model,
+    group: list[Block],
+    moments: list[BlockMoments | None],
+    known: list[Fitted | None],
+    workers: Workers,
+    offer: Offer,
 ) -> Iterator[Fitted]:
     """The fits of each block, those that are not known made by one process each.
 
@@ -180,7 +203,7 @@ def _fits(
     def fit(at: int) -> Fitted:
         own = moments[at]
         assert own is not None
-        return known[at] or fit_block(group[at], own, model.get_submodule(group[at].path))
+        return known[at] or fit_block(group[at], own, model.get_submodule(group[at].path), offer)
 
     places = range(len(group))
     return workers.deal(places, fit) if workers.device.type == "cpu" else map(fit, places)
@@ -195,7 +218,7 @@ def _doubt_of_base(model: Model, corpus: Corpus, losses: Tensor, run: Run) -> st
     return doubt_of_base(at_scoring, at_check, embedding_rows(model))
 
 
-def _facts(source: ModelSource, model: Model, corpus: Corpus, settings: PlanSettings) -> Facts:
+def _facts(source: ModelSource, model: Model, corpus: Corpus, settings: PlanSettings, terms: Terms) -> Facts:
     """All that what is measured depends on: the model and its code, the tokens, and how they are computed with."""
     code = sorted(source.directory.glob("*.py")) if source.trust_remote_code else []
     windows = (corpus.fit, corpus.refit, corpus.choose, corpus.verify, corpus.fresh)
@@ -205,4 +228,5 @@ def _facts(source: ModelSource, model: Model, corpus: Corpus, settings: PlanSett
         "dtype": str(model.dtype),
         "windows": [fingerprint(*each) for each in windows],
         "seed": settings.seed,
+        "offer": [sorted(terms.offer.kinds), terms.offer.align, terms.offer.width, settings.target],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from ffncompress.models import Block
 from ffncompress.passes.losses import delta_perplexity, mean_and_error
 from ffncompress.passes.swaps import SequenceErrors
 from ffncompress.records.plan import Option, Scores, Shape, Swap
-from ffncompress.replacement.fitting import PLAIN, STREAM, Fitted, fit_names, whole_map
+from ffncompress.replacement.fitting import EVERYTHING, PLAIN, STREAM, Fitted, Offer, fit_names, whole_map
 from ffncompress.replacement.modules import matrix_weights, parameters
 
 
@@ -21,10 +21,24 @@ def score_block(fitted: Fitted, errors: SequenceErrors) -> Scores:
     return Scores(**fitted.scores, r2_lin_error=error)
 
 
-def make_menu(block: Block, fitted: Fitted, losses: Mapping[str, Tensor]) -> list[Option]:
-    """Every replacement that is smaller than the block, with its predicted loss, largest first."""
+def make_menu(
+    block: Block,
+    fitted: Fitted,
+    losses: Mapping[str, Tensor],
+    offer: Offer = EVERYTHING,
+    price: Callable[[Shape, Block], int] | None = None,
+) -> list[Option]:
+    """Every replacement on offer that is smaller than the block, with its predicted loss, largest first.
+
+    Args:
+        block: the block.
+        fitted: its fits.
+        losses: what each fit is predicted to cost at each rank.
+        offer: what may take its place.
+        price: the parameters of a shape where the model is to run; none: they are the replacement's own.
+    """
     options = []
-    for shape in menu_shapes(block):
+    for shape in menu_shapes(block, offer):
         names = [f"{shape.kind} {shape.width}"] if shape.width else [PLAIN, STREAM]
         name = min(names, key=lambda n: losses[n][shape.rank].item())
         options.append(
@@ -36,25 +50,26 @@ def make_menu(block: Block, fitted: Fitted, losses: Mapping[str, Tensor]) -> lis
                 parameters=parameters(shape, block),
                 predicted_loss=losses[name][shape.rank].item(),
                 r2=None if shape.width else fitted.r2_by_rank[shape.rank].item(),
+                price=None if price is None else price(shape, block),
             )
         )
-    options = [option for option in options if option.parameters < block.parameters]
+    options = [option for option in options if max(option.cost, option.parameters) < block.parameters]
     return sorted(options, key=lambda option: -option.parameters)
 
 
-def menu_shapes(block: Block) -> list[Shape]:
+def menu_shapes(block: Block, offer: Offer = EVERYTHING) -> list[Shape]:
     """The menu's replacements: constant, linear at a ladder of ranks, dense, neurons, and neurons with a bypass."""
     full = min(block.d_in, block.d_out)
     useful = [2**k for k in range(full.bit_length()) if 2**k <= full // 2]  # above d/2 dense is smaller
     found = [Shape("constant"), *(Shape("low-rank", rank=r) for r in useful)]
     found.append(whole_map(block))
-    for name in fit_names(block)[2:]:
+    for name in fit_names(block, offer)[2:]:
         kind, _, width = name.partition(" ")
         if kind == "neurons":
             found.append(Shape("neurons", int(width)))
         else:
             found += [Shape("hybrid", int(width), r) for r in useful if r >= 8]
-    return found
+    return [shape for shape in found if shape.kind in offer.kinds]
 
 
 def score_swap(block: Block, tried: Option, rises: Tensor, base: float, tokens: Tensor | None = None) -> Swap:

@@ -8,6 +8,8 @@ has more to lose: what passes at 128 tokens may fail at 512.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from ffncompress import __version__
@@ -16,6 +18,7 @@ from ffncompress.models import Block, ModelSource, count_parameters, find_model,
 from ffncompress.passes.losses import perplexity
 from ffncompress.passes.proof import proof_of
 from ffncompress.passes.refit import refit
+from ffncompress.planning.common_width import choose_common, narrow_further
 from ffncompress.planning.explaining import explain, summarise
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
@@ -60,7 +63,8 @@ def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[s
         within = space.restricted(Budget.parse(settings.budget).ratio)
         frontier, joint = trace_frontier(within, rest, base, lambda choice: measured.check(choice, settings))
     forced = parse_blocks(settings.blocks, len(measured.blocks)) if settings.blocks else None
-    choice, checks = choose(measured, space, settings, forced)
+    native = settings.target == "native"
+    choice, checks = choose_common(measured, space, settings) if native else choose(measured, space, settings, forced)
     joint += checks
     modules = measured.modules(choice)
     if any(choice):
@@ -68,9 +72,13 @@ def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[s
         if settings.refit:
             choice, modules, checks = _refitted(measured, space, settings, choice, modules, joint[-1])
             joint += checks
-        # what the gate holds it to is not measured where ridges, weightings and the refit were chosen
-        if settings.limit is None and (afresh := measured.check_afresh(choice, modules, joint[-1])):
-            joint.append(afresh)
+    if native and settings.refit and settings.by_limit:
+        choice, narrower, checks = narrow_further(measured, space, settings, choice, partial(_refit, measured))
+        joint = [*joint, *checks] if narrower is not None else [*checks, *joint]  # what is kept stands last
+        modules = modules if narrower is None else narrower
+    # what the gate holds it to is not measured where ridges, weightings and the refit were chosen
+    if any(choice) and settings.limit is None and (afresh := measured.check_afresh(choice, modules, joint[-1])):
+        joint.append(afresh)
     plan = describe(measured, settings, space, choice, joint, frontier, forced)
     with installed(measured.model, {measured.blocks[i].path: module for i, module in modules.items()}):
         plan = plan.model_copy(update={"proof": proof_of(measured.model)})
@@ -91,7 +99,7 @@ def _refitted(
     if checks[1].perplexity > check.perplexity:
         return choice, modules, [checks[1], check]  # what is kept stands last
     limit = settings.limit
-    if limit and settings.by_limit and checks[1].within_limit:
+    if limit and settings.by_limit and settings.target != "native" and checks[1].within_limit:
         room = limit.allowance(check.base_perplexity) / max(checks[1].delta, 1e-6)
         smaller = spend_gain(space.restricted(Budget.parse(settings.budget).ratio), choice, min(room, 2.0))
         if smaller is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ffncompress.budgets import Budget
+from ffncompress.budgets import Budget, parse_kinds
 from ffncompress.errors import BudgetError, PlanError
 from ffncompress.models import Block, find_blocks, installed, load_model
 from ffncompress.models.base import find_base
@@ -21,7 +21,7 @@ from ffncompress.planning.spending import size_cap
 from ffncompress.records.plan import Plan
 from ffncompress.records.plan_files import load_moments
 from ffncompress.replacement.building import build_replacement, tensors_of
-from ffncompress.replacement.fitting import fit_name, fit_some
+from ffncompress.replacement.fitting import Offer, fit_name, fit_some
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.progress import Progress, silent, step
 from ffncompress.sanitize import in_short
@@ -43,6 +43,10 @@ def replan(
     if size is None or settings.target_speed or settings.max_delta or settings.blocks or settings.frontier:
         raise BudgetError(
             "a plan can be made anew from its moments for a size only: give --at or --budget, such as -15%"
+        )
+    if old.native or settings.kinds or settings.target or settings.align:
+        raise BudgetError(
+            "--kinds, --for, --native and --align are measured for, not chosen from moments: plan again from the model"
         )
     with step(progress, f"loading {old.base.name}"):
         model = load_model(find_base(old.base, trust_remote_code=trust_remote_code))
@@ -76,11 +80,11 @@ def _replanned(
     )
     space = space.restricted(Budget.parse(settings.budget).ratio)
     choice = space.choose(parameters=size - (old.base.parameters - space.full))
-    modules = {}
+    modules, offer = {}, Offer(parse_kinds(old.settings.kinds), old.settings.alignment)
     chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
     for block, option in progress(chosen, "fitting replacements"):
         ffn, moments = model.get_submodule(block.path), BlockMoments.named(load_moments(directory, block.index))
-        fits = fit_some(block, moments, ffn, [name := fit_name(option)])
+        fits = fit_some(block, moments, ffn, [name := fit_name(option)], offer)
         modules[block.index] = build_replacement(block, ffn, option.shape, fits[name])
     reasons = explain(space, choice, old.base_perplexity, None)
     planned = [

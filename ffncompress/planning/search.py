@@ -33,9 +33,7 @@ class SearchSpace:
     @property
     def least(self) -> int:
         """The fewest parameters that the FFNs can have."""
-        return sum(
-            min([b.parameters, *(o.parameters for o in m)]) for b, m in zip(self.blocks, self.menus, strict=True)
-        )
+        return sum(min([b.parameters, *(o.cost for o in m)]) for b, m in zip(self.blocks, self.menus, strict=True))
 
     @property
     def full(self) -> int:
@@ -71,7 +69,7 @@ class SearchSpace:
         """The choice that is predicted to lose least with FFNs of at most that size and time."""
         kept = self.kept_seconds or [0.0] * len(self.blocks)
         entries = [
-            [Entry(b.parameters, 0.0, s), *(Entry(o.parameters, f * o.predicted_loss, o.seconds or 0.0) for o in m)]
+            [Entry(b.parameters, 0.0, s), *(Entry(o.cost, f * o.predicted_loss, o.seconds or 0.0) for o in m)]
             for b, m, f, s in zip(self.blocks, self.menus, self.factors, kept, strict=True)
         ]
         picked = self.decide(lambda: allocate(entries, parameters=parameters, seconds=seconds))
@@ -82,13 +80,14 @@ class SearchSpace:
         return sum(f * o.predicted_loss for f, o in zip(self.factors, choice, strict=True) if o is not None)
 
     def size(self, choice: Choice) -> int:
-        """The parameters of the FFNs under a choice."""
-        return sum(b.parameters if o is None else o.parameters for b, o in zip(self.blocks, choice, strict=True))
+        """The parameters of the FFNs under a choice, as a budget counts them."""
+        return sum(b.parameters if o is None else o.cost for b, o in zip(self.blocks, choice, strict=True))
 
 
 def within_factor(block: Block, option: Option, ratio: float) -> bool:
     """Whether an option keeps at most 1/ratio of its block's matrix weights."""
-    return matrix_weights(option.shape, block) * ratio <= block.matrix_weights
+    weights = matrix_weights(option.shape, block) if option.price is None else option.price
+    return weights * ratio <= block.matrix_weights
 
 
 def correction(swap: Swap, base: float) -> float:

@@ -6,8 +6,8 @@ from ffncompress.budgets import Budget, parse_blocks, parse_speed
 from ffncompress.errors import BudgetError
 from ffncompress.models import Block, count_parameters
 from ffncompress.planning.measured_model import MeasuredModel
-from ffncompress.planning.search import Choice, SearchSpace, smallest_within
-from ffncompress.records.plan import JointCheck
+from ffncompress.planning.search import Choice, SearchSpace, smallest_within, within_factor
+from ffncompress.records.plan import JointCheck, Option
 from ffncompress.settings import PlanSettings
 from ffncompress.type_aliases import Model
 
@@ -30,6 +30,23 @@ def check_budget(model: Model, blocks: list[Block], settings: PlanSettings) -> N
             f"{size:,} parameters cannot be reached: {rest:,} of the model's {whole:,} are outside its FFNs; "
             f"ask for more than that"
         )
+
+
+def check_menus(blocks: list[Block], menus: list[list[Option]], settings: PlanSettings) -> None:
+    """Whether what is on offer leaves every block something that the budget's factor allows.
+
+    Raises:
+        BudgetError: it does not; says how to ask for more.
+    """
+    ratio = Budget.parse(settings.budget).ratio
+    narrowed = settings.kinds or settings.target
+    for block, menu in zip(blocks, menus, strict=True):
+        if not menu or (narrowed and ratio and not any(within_factor(block, o, ratio) for o in menu)):
+            small = f" that keeps at most 1/{ratio:g}" if menu and ratio else ""
+            raise BudgetError(
+                f"block {block.index}: there is no replacement of the kinds on offer{small}; "
+                "name more kinds with --kinds, a smaller factor, or a smaller --align"
+            )
 
 
 def size_cap(settings: PlanSettings, whole: int) -> int | None:

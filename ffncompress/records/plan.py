@@ -95,6 +95,12 @@ class Option(Replacement):
     predicted_loss: float
     r2: float | None = None  # of a linear replacement, plain, on held-out rows
     seconds: float | None = None  # for one batch on this machine, where speed was asked for
+    price: Count | None = None  # parameters where the model is to run, where they are not its own
+
+    @property
+    def cost(self) -> int:
+        """The parameters that a budget counts."""
+        return self.parameters if self.price is None else self.price
 
 
 class Swap(Replacement):
@@ -203,7 +209,15 @@ class Plan(Record):
             raise ValueError("a replacement is larger than its block")
         if not sum(block.parameters for block in self.blocks) <= self.base.ffn_parameters <= self.base.parameters:
             raise ValueError("its blocks have more parameters than its base")
+        shapes = {block.choice and block.choice.shape for block in self.blocks}
+        if self.native and not (len(shapes) == 1 and self.blocks[0].chosen_shape.kind == "neurons"):
+            raise ValueError("it is native, and its blocks are not all of one width")
         return self
+
+    @property
+    def native(self) -> bool:
+        """Whether what it makes is a stock checkpoint of the family; one that replaces nothing needs no such word."""
+        return self.settings.target == "native" and any(block.replace for block in self.blocks)
 
     @property
     def replaced(self) -> list[BlockPlan]:
@@ -214,6 +228,14 @@ class Plan(Record):
     def parameters_after(self) -> int:
         """The parameters of the slimmed model."""
         return self.base.parameters - sum(b.parameters - b.parameters_after for b in self.replaced)
+
+    @property
+    def parameters_at_target(self) -> int | None:
+        """The parameters where the slimmed model is to run, where they are not its own."""
+        choices = [block.choice for block in self.replaced if block.choice is not None]
+        if all(choice.price is None for choice in choices):
+            return None
+        return self.parameters_after + sum(choice.cost - choice.parameters for choice in choices)
 
     @property
     def ratios(self) -> dict[str, float]:

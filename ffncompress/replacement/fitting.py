@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
+from ffncompress.budgets import KINDS
 from ffncompress.models import Block, oriented
 from ffncompress.records.plan import Replacement, Shape
 from ffncompress.recovery import LinearFit, Metric, Moments, NeuronFit
@@ -18,6 +19,18 @@ from ffncompress.replacement.moments import BlockMoments
 PLAIN, STREAM = "plain", "stream"
 WIDTHS = 16  # neurons are kept by sixteenths
 HYBRIDS = (1, 2, 3, 4, 6, 8)  # sixteenths that are also fitted with a bypass
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What may take a block's place: which kinds, and what their numbers of neurons are multiples of."""
+
+    kinds: frozenset[str] = frozenset(KINDS)
+    align: int = 1
+    width: int | None = None  # one more than the sixteenths
+
+
+EVERYTHING = Offer()
 
 
 @dataclass(frozen=True)
@@ -34,9 +47,9 @@ class Fitted:
         return linear_map(self.maps, PLAIN)
 
 
-def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module) -> Fitted:
+def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module, offer: Offer = EVERYTHING) -> Fitted:
     """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
-    maps = fit_some(block, moments, ffn, fit_names(block))
+    maps = fit_some(block, moments, ffn, fit_names(block, offer), offer)
     return Fitted(maps, *linear_scores(block, moments, linear_map(maps, PLAIN), linear_map(maps, STREAM)))
 
 
@@ -47,15 +60,18 @@ def linear_map(maps: Mapping[str, Fit], name: str) -> LinearFit:
     return found
 
 
-def fit_names(block: Block) -> list[str]:
+def fit_names(block: Block, offer: Offer = EVERYTHING) -> list[str]:
     """The fits of a block: two linear maps, neurons at each width, neurons with a bypass at some."""
-    widths, hybrids = menu_widths(block, range(1, WIDTHS)), menu_widths(block, HYBRIDS)
+    widths = menu_widths(block, range(1, WIDTHS), offer) if "neurons" in offer.kinds else []
+    hybrids = menu_widths(block, HYBRIDS, offer) if "hybrid" in offer.kinds else []
     return [PLAIN, STREAM, *(f"neurons {w}" for w in widths), *(f"hybrid {w}" for w in hybrids)]
 
 
-def menu_widths(block: Block, sixteenths: Iterable[int]) -> list[int]:
-    """The numbers of neurons that so many sixteenths of a block's are."""
-    return sorted({round(block.d_inner * i / WIDTHS) for i in sixteenths} - {0, block.d_inner})
+def menu_widths(block: Block, sixteenths: Iterable[int], offer: Offer = EVERYTHING) -> list[int]:
+    """The numbers of neurons that so many sixteenths of a block's are, to the nearest that may be, and one more."""
+    found = {offer.align * round(block.d_inner * i / WIDTHS / offer.align) for i in sixteenths}
+    found |= {offer.width} if offer.width else set()
+    return sorted(width for width in found if 0 < width < block.d_inner)
 
 
 def fit_name(option: Replacement) -> str:
@@ -63,7 +79,9 @@ def fit_name(option: Replacement) -> str:
     return f"{option.kind} {option.width}" if option.width else option.weighting
 
 
-def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequence[str]) -> dict[str, Fit]:
+def fit_some(
+    block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequence[str], offer: Offer = EVERYTHING
+) -> dict[str, Fit]:
     """Some of a block's fits, by name."""
     maps: dict[str, Fit] = {}
     if PLAIN in names:
@@ -77,7 +95,7 @@ def fit_some(block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequenc
     inner, held_out = moments.fit_inner, moments.held_out_inner
     weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
     # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
-    stops = {*menu_widths(block, range(1, WIDTHS)), *widths.values()}
+    stops = {*menu_widths(block, range(1, WIDTHS), offer), *widths.values()}
     thinned = prune_neurons(block, inner, held_out, weight, metric, stops)
     for name, width in widths.items():
         fit = thinned[width]
