@@ -23,7 +23,14 @@ from ffncompress.resumable import local_path, plan_into
 from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.schema import first_fault
-from ffncompress.settings import ApplySettings, EvalSettings, ExportSettings, PlanSettings, ProfileSettings, PushSettings
+from ffncompress.settings import (
+    ApplySettings,
+    EvalSettings,
+    ExportSettings,
+    PlanSettings,
+    ProfileSettings,
+    PushSettings,
+)
 from ffncompress.storage.locks import locked
 from ffncompress.storage.manifest import ArtifactKind
 from ffncompress.storage.outputs import claimed, remove_scratch

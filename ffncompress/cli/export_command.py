@@ -16,7 +16,9 @@ from ffncompress.cli.options import json_option, overwrite_option, trust_option
 )
 @click.option("-o", "--output", required=True, metavar="FILE", help="The file (gguf) or folder to write.")
 @click.option(
-    "--dtype", type=click.Choice(["f32", "f16", "bf16", "q8_0"]), help="Of the matrices.  [default: f16 for gguf, or f32]"
+    "--dtype",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
+    help="Of the matrices.  [default: f16 for gguf, or f32]",
 )
 @click.option(
     "--align", type=int, default=32, show_default=True, help="FFN widths become multiples of it; 256 for K-quants."

@@ -188,6 +188,15 @@ def pad(ffn: PlainFFN, width: int) -> PlainFFN:
     )
 
 
+def with_biases(ffn: PlainFFN) -> PlainFFN:
+    """The same FFN with every bias there, zero where it had none."""
+    return replace(
+        ffn,
+        inner_bias=tuple(_filled(bias, ffn.width) for bias in ffn.inner_bias),
+        out_bias=_filled(ffn.out_bias, ffn.out.shape[0]),
+    )
+
+
 def aligned(width: int, align: int) -> int:
     """The next multiple, and never 0: some runtimes take a layer without neurons for one without attention."""
     return max(1, -(-width // align)) * align

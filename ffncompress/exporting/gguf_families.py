@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError
-from ffncompress.exporting.folding import PAIRED, PlainFFN, Split, aligned, fold, median_norm, pad, split
+from ffncompress.exporting.folding import PAIRED, PlainFFN, Split, aligned, fold, median_norm, pad, split, with_biases
 from ffncompress.models.families import FAMILIES
 from ffncompress.type_aliases import Config, Model
 
@@ -26,7 +26,8 @@ _OWN_ARCH = {
 _INTERLEAVED = ("llama", "deci")  # rotate neighbouring rows, where transformers rotates halves
 _ACTIVATIONS = {
     "llama": ("silu",), "deci": ("silu",), "qwen2": ("silu",), "qwen3": ("silu",), "openelm": ("silu",),
-    "gemma": ("gelu", "gelu_pytorch_tanh"), "gpt2": ("gelu_new", "gelu_pytorch_tanh"), "gptneox": ("gelu", "gelu_fast", "gelu_new"),
+    "gemma": ("gelu", "gelu_pytorch_tanh"), "gpt2": ("gelu_new", "gelu_pytorch_tanh"),
+    "gptneox": ("gelu", "gelu_fast", "gelu_new"),
 }  # fmt: skip
 
 
@@ -112,6 +113,8 @@ def _laid_out(architecture: str, parts: list[Split], align: int) -> list[PlainFF
     ffns = [fold(part, typical) for part in parts]
     if architecture in ("deci", "openelm"):
         return [pad(ffn, aligned(ffn.width, align)) for ffn in ffns]
+    if len(ffns[0].inner) == 1:  # these families have biases in every layer
+        ffns = [with_biases(ffn) for ffn in ffns]
     widest = max(ffn.width for ffn in ffns)
     own = len({ffn.width for ffn in ffns}) == 1
     return [pad(ffn, widest if own and widest else aligned(widest, align)) for ffn in ffns]

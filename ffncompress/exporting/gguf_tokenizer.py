@@ -14,11 +14,12 @@ from ffncompress.errors import ModelError
 from ffncompress.type_aliases import Json, Tokenizer
 
 _LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 # the splits of a byte-level pre-tokenizer in order, then whether GPT-2's own pattern follows
-_PRE = {
+KNOWN_RULES = {
     ((), True): "gpt-2",
     (("digits",), True): "smollm",
     ((_LLAMA3,), False): "llama-bpe",
@@ -82,7 +83,9 @@ def as_gguf_tokenizer(tokenizer: Tokenizer, rows: int) -> GgufTokenizer:
     else:
         made.merges, made.pre = merges, pre_tokenizer_of(spec)
         if (spec.get("normalizer") or {}).get("type") == "NFC":
-            made.note = "llama.cpp does not compose Unicode (NFC) as this tokenizer does: text that is not composed differs"
+            made.note = (
+                "llama.cpp does not compose Unicode (NFC) as this tokenizer does: text that is not composed differs"
+            )
         elif spec.get("normalizer"):
             raise ModelError("its tokenizer normalises text in a way that llama.cpp does not; export it to hf")
     ids = tokenizer("a").input_ids
@@ -110,11 +113,11 @@ def pre_tokenizer_of(spec: Json) -> str:
             steps.append("digits")
         else:
             steps.append(f"unknown {step.get('type')}")
-    name = _PRE.get((tuple(steps), own_pattern))
+    name = KNOWN_RULES.get((tuple(steps), own_pattern))
     if name is None:
         raise ModelError(
-            "its tokenizer splits text by a rule that llama.cpp is not known here to have; export it to hf, or convert a "
-            "native checkpoint with llama.cpp's own convert_hf_to_gguf.py"
+            "its tokenizer splits text by a rule that llama.cpp is not known here to have; export it to hf, or convert "
+            "a native checkpoint with llama.cpp's own convert_hf_to_gguf.py"
         )
     return name
 
@@ -163,10 +166,10 @@ def _space_prefix(spec: Json) -> bool:
     kinds = [step["type"] for step in steps]
     pre = spec.get("pre_tokenizer") or {}
     if pre.get("type") == "Metaspace" and not kinds:
-        return pre.get("prepend_scheme", "always") != "never"
+        return bool(pre.get("prepend_scheme", "always") != "never")
     if pre or kinds not in (["Prepend", "Replace"], ["Replace"]):
         raise ModelError("its tokenizer treats spaces in a way that llama.cpp does not; export it to hf")
-    return kinds[0] == "Prepend"
+    return bool(kinds[0] == "Prepend")
 
 
 def _special(tokenizer: Tokenizer) -> dict[str, int]:

@@ -41,14 +41,21 @@ def tokenise(server: Any, text: str) -> list[int]:
 
 
 def log_probabilities(server: Any, ids: list[int], top: int) -> list[list[tuple[int, float]]]:
-    """For each token but the first: its log-probability after those before it, and those of the likeliest few."""
-    found = []
+    """For each token but the first: its log-probability after those before it, and those of the likeliest few.
+
+    Nothing for a token that is only part of a character.
+    """
+    found: list[list[tuple[int, float]]] = []
     for end in range(1, len(ids)):
         answer = server.handle_completions({
             "prompt": ids[:end], "max_tokens": 1, "logprobs": top, "temperature": 0, "cache_prompt": True,
             "logit_bias": [[ids[end], SURE]],
         })  # fmt: skip
-        said = answer["choices"][0]["logprobs"]["content"][0]
+        told = answer["choices"][0]["logprobs"]
+        if not told:  # the server keeps back a token that is part of a character
+            found.append([])
+            continue
+        said = told["content"][0]
         if said["id"] != ids[end]:
             raise RuntimeError(f"llama.cpp drew token {said['id']} where {ids[end]} was asked for")
         found.append([(each["id"], each["logprob"]) for each in (said, *said["top_logprobs"])])

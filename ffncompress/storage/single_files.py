@@ -57,7 +57,8 @@ def _check(target: Path, overwrite: bool, is_ours: Callable[[Path], bool]) -> No
             raise ArtifactError(f"{target}: already exists; remove it, choose another with -o, or pass --overwrite")
         if not is_ours(target):
             raise ArtifactError(
-                f"{target}: not overwritten, for ffncompress did not write it; remove it yourself, or choose another with -o"
+                f"{target}: not overwritten, for ffncompress did not write it; "
+                "remove it yourself, or choose another with -o"
             )
     except OSError as error:
         raise explained(error, target) from error
