@@ -31,8 +31,9 @@ def export_model(
     source = find_model(str(directory), trust_remote_code=trust_remote_code)
     if is_checkpoint(source.directory):
         verify_files(source.directory)
+    stored = settings.to in ("hf", "merged")  # a copy keeps the precision that it has
     with step(progress, f"loading {source.label}"):
-        model, tokenizer = load_model(source, dtype="float32"), load_tokenizer(source)
+        model, tokenizer = load_model(source, dtype="auto" if stored else "float32"), load_tokenizer(source)
     with step(progress, f"writing {Path(output).name}"):
         if settings.to == "gguf":
             from ffncompress.exporting.gguf_file import export_gguf
@@ -41,7 +42,25 @@ def export_model(
                 model, tokenizer, output, name=_name(source), dtype=settings.dtype or "f16", align=settings.align,
                 verify=settings.verify, overwrite=overwrite,
             )  # fmt: skip
-        raise NotImplementedError(settings.to)
+        if settings.to == "onnx":
+            from ffncompress.exporting.onnx_folder import export_onnx
+
+            return export_onnx(
+                model, tokenizer, output, dtype=settings.dtype, verify=settings.verify, overwrite=overwrite,
+                source=source.directory,
+            )  # fmt: skip
+        if settings.to == "vllm":
+            from ffncompress.exporting.vllm import export_vllm
+
+            return export_vllm(
+                model, tokenizer, output, dtype=settings.dtype, align=settings.align, overwrite=overwrite,
+                source=source.directory,
+            )  # fmt: skip
+        from ffncompress.exporting.native import export_native
+
+        return export_native(
+            model, tokenizer, output, dtype=settings.dtype, overwrite=overwrite, source=source.directory
+        )
 
 
 def _name(source: ModelSource) -> str:

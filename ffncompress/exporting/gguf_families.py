@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ffncompress.errors import ModelError
 from ffncompress.exporting.folding import PAIRED, PlainFFN, Split, aligned, fold, median_norm, pad, split, with_biases
+from ffncompress.exporting.native import layers_of, stock_config
+from ffncompress.models import oriented
 from ffncompress.models.families import FAMILIES
 from ffncompress.type_aliases import Config, Model
 
@@ -51,8 +53,8 @@ def as_gguf(model: Model, *, align: int) -> GgufModel:
     kind = str(config.model_type)
     if kind not in _OWN_ARCH:
         raise ModelError(f"{kind}: no way to write it as GGUF is known here; one of {', '.join(sorted(_OWN_ARCH))} is")
-    layers = model.base_model.h if kind == "gpt2" else model.base_model.layers
-    parts = [split(layer.mlp, FAMILIES[kind], config.hidden_size) for layer in layers]
+    layers = layers_of(model)
+    parts = [split(layer.get_submodule("mlp"), FAMILIES[kind], config.hidden_size) for layer in layers]
     architecture = _architecture(config, parts)
     _check_exact(model, config, architecture, parts)
     ffns = _laid_out(architecture, parts, align)
@@ -85,9 +87,8 @@ def _architecture(config: Config, parts: list[Split]) -> str:
 
 def _check_exact(model: Model, config: Config, architecture: str, parts: list[Split]) -> None:
     kind = config.model_type
-    activation = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "")
-    ours = getattr(getattr(config, "quantization_config", None), "activations", {})
-    activation = next(iter(ours.values()), activation) if isinstance(ours, dict) else activation
+    stock = stock_config(config, 1)
+    activation = getattr(stock, "hidden_act", None) or getattr(stock, "activation_function", "")
     if activation not in _ACTIVATIONS[architecture]:
         raise ModelError(f"{kind}: llama.cpp's {architecture} has no activation {activation!r}; {WAY_OUT}")
     window = getattr(config, "sliding_window", None)
@@ -195,8 +196,6 @@ def _ffn_tensors(ffn: PlainFFN) -> dict[str, Tensor]:
 
 def _named(name: str, module: nn.Module) -> dict[str, Tensor]:
     """A module's weight and bias under llama.cpp's name, [out, in]."""
-    from ffncompress.models import oriented
-
     weight = module.weight
     assert isinstance(weight, Tensor)
     matrix = oriented(module) if weight.dim() == 2 else weight

@@ -37,10 +37,11 @@ class ExportResult(Record):
     @property
     def summary(self) -> str:
         """One or two lines for a person."""
-        widths = f"{min(self.widths)} to {max(self.widths)}" if len({*self.widths}) > 1 else f"{self.widths[0]}"
+        least, most = min(self.widths, default=0), max(self.widths, default=0)
+        widths = f"FFN widths {least} to {most}" if least < most else f"FFN width {most}"
         lines = [
             f"{self.output}: {self.format}, {self.architecture}, {self.dtype}, {self.bytes:,} bytes, "
-            f"{self.parameters:,} weights, FFN widths {widths}"
+            f"{self.parameters:,} weights, {widths}"
         ]
         seen = self.verified
         if seen.max_difference is None:
