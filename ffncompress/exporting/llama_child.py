@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+MOST_SLOTS = 8  # sequences that are read side by side
 SURE = 1e4  # a bias by which the token that the text has is drawn; the log-probability told is that without it
 
 
-def serve(file: str, context: int, exact: bool, threads: int) -> Any:
+def serve(file: str, context: int, slots: int, exact: bool, threads: int) -> Any:
     """A server of llama.cpp on one file; exact: no flash attention, and a cache of 32-bit numbers."""
     import xllamacpp
 
     options = xllamacpp.CommonParams()
     options.model.path = file
-    options.n_ctx, options.n_parallel, options.warmup, options.verbosity = context, 1, False, -1
-    options.n_gpu_layers = 0
+    options.n_ctx, options.n_parallel, options.n_gpu_layers = context * slots, slots, 0
+    options.warmup, options.verbosity = False, -1
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
     if exact:
         options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -40,7 +42,7 @@ def tokenise(server: Any, text: str) -> list[int]:
     return tokens
 
 
-def log_probabilities(server: Any, ids: list[int], top: int) -> list[list[tuple[int, float]]]:
+def log_probabilities(server: Any, ids: list[int], top: int, slot: int) -> list[list[tuple[int, float]]]:
     """For each token but the first: its log-probability after those before it, and those of the likeliest few.
 
     Nothing for a token that is only part of a character.
@@ -49,7 +51,7 @@ def log_probabilities(server: Any, ids: list[int], top: int) -> list[list[tuple[
     for end in range(1, len(ids)):
         answer = server.handle_completions({
             "prompt": ids[:end], "max_tokens": 1, "logprobs": top, "temperature": 0, "cache_prompt": True,
-            "logit_bias": [[ids[end], SURE]],
+            "logit_bias": [[ids[end], SURE]], "id_slot": slot,
         })  # fmt: skip
         told = answer["choices"][0]["logprobs"]
         if not told:  # the server keeps back a token that is part of a character
@@ -73,10 +75,18 @@ def generate(server: Any, prompt: str | list[int], length: int) -> dict[str, Any
 def main() -> None:
     """Answer one question about one file."""
     question = json.load(sys.stdin)
-    server = serve(sys.argv[1], question["context"], question["exact"], question["threads"])
+    sequences: list[list[int]] = question["sequences"]
+    slots = max(1, min(MOST_SLOTS, len(sequences)))
+    server = serve(sys.argv[1], question["context"], slots, question["exact"], question["threads"])
+
+    def told(slot: int) -> list[list[list[tuple[int, float]]]]:
+        return [log_probabilities(server, ids, question["top"], slot) for ids in sequences[slot::slots]]
+
+    with ThreadPoolExecutor(slots) as pool:  # llama.cpp reads a token of each at once
+        by_slot = list(pool.map(told, range(slots)))
     answer: dict[str, Any] = {
         "tokens": [tokenise(server, text) for text in question["texts"]],
-        "log_probabilities": [log_probabilities(server, ids, question["top"]) for ids in question["sequences"]],
+        "log_probabilities": [by_slot[index % slots][index // slots] for index in range(len(sequences))],
         "generated": [generate(server, prompt, length) for prompt, length in question["generate"]],
     }
     json.dump(answer, sys.stdout)
