@@ -23,6 +23,7 @@ __all__ = [
     "apply_",
     "compress",
     "evaluate",
+    "export",
     "load",
     "patched",
     "plan",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ffncompress.api import compress, evaluate, plan, profile, push, run, verify
+    from ffncompress.api import compress, evaluate, export, plan, profile, push, run, verify
     from ffncompress.checkpoint.loading import load
     from ffncompress.checkpoint.patcher import apply_, patched
     from ffncompress.errors import FfncompressError
@@ -45,6 +46,7 @@ _HOMES = {
     "apply_": "ffncompress.checkpoint.patcher",
     "compress": "ffncompress.api",
     "evaluate": "ffncompress.api",
+    "export": "ffncompress.api",
     "load": "ffncompress.checkpoint.loading",
     "patched": "ffncompress.checkpoint.patcher",
     "plan": "ffncompress.api",

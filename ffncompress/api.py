@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ffncompress.errors import FfncompressError, RecipeError
+from ffncompress.exporting.record import ExportResult
 from ffncompress.gate.verdict import compare_models, run_gate
 from ffncompress.journal import Journal
 from ffncompress.profiling.records import Study
@@ -22,7 +23,14 @@ from ffncompress.resumable import local_path, plan_into
 from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.schema import first_fault
-from ffncompress.settings import ApplySettings, EvalSettings, PlanSettings, ProfileSettings, PushSettings
+from ffncompress.settings import (
+    ApplySettings,
+    EvalSettings,
+    ExportSettings,
+    PlanSettings,
+    ProfileSettings,
+    PushSettings,
+)
 from ffncompress.storage.locks import locked
 from ffncompress.storage.manifest import ArtifactKind
 from ffncompress.storage.outputs import claimed, remove_scratch
@@ -173,6 +181,39 @@ def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
     from ffncompress.checkpoint.loading import verify as verify_checkpoint
 
     return verify_checkpoint(directory, trust_remote_code=trust_remote_code)
+
+
+def export(
+    directory: str | Path,
+    output: str | Path,
+    *,
+    to: str,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+    **settings: Any,
+) -> ExportResult:
+    """Write a checkpoint for another runtime, load it there, and say by how much the two differ.
+
+        made = ffncompress.export("gpt2-slim", "gpt2-slim.gguf", to="gguf", dtype="q8_0")
+        print(made.bytes, made.verified.max_difference)
+
+    Args:
+        directory: what `compress` wrote, or any model folder.
+        output: the file (gguf) or the folder (hf, onnx, vllm) to write.
+        to: "gguf" (llama.cpp, Ollama), "hf" (a stock checkpoint), "onnx", or "vllm".
+        overwrite: replace an earlier export.
+        trust_remote_code: run code that comes with the model.
+        progress: wraps each long loop, for a progress bar.
+        **settings: further fields of `ExportSettings`, such as dtype="q8_0", align=256.
+    """
+    from ffncompress.exporting.exporting import export_model
+
+    alone("export")
+    checked = _settings(ExportSettings, {"to": to, **settings})
+    return export_model(
+        directory, output, checked, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress
+    )
 
 
 def push(directory: str | Path, repo: str, *, token: str | None = None, **settings: Any) -> str:

@@ -172,3 +172,12 @@ class PushSettings(_Settings):
     private: bool = False
     force: bool = False
     message: str = "Upload a model slimmed by ffncompress"
+
+
+class ExportSettings(_Settings):
+    """Which runtime a checkpoint is written for, and how."""
+
+    to: Literal["gguf", "hf", "merged", "onnx", "vllm"]
+    dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = None  # none: f16 for gguf, f32 otherwise
+    align: int = Field(32, ge=1, le=4096)
+    verify: bool = True

@@ -9,8 +9,8 @@ import sys
 import ffncompress
 
 SURFACE = {
-    "FfncompressError", "Plan", "apply_", "compress", "evaluate", "load", "patched", "plan", "profile", "push", "run",
-    "verify",
+    "FfncompressError", "Plan", "apply_", "compress", "evaluate", "export", "load", "patched", "plan", "profile",
+    "push", "run", "verify",
 }  # fmt: skip
 
 

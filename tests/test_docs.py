@@ -23,6 +23,7 @@ PAGES = [
         "SECURITY.md",
         "docs/architecture.md",
         "docs/promises.md",
+        "docs/serving.md",
         "benchmarks/LOG.md",
         "benchmarks/README.md",
     )

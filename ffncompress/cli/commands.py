@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ffncompress import __version__
+from ffncompress.cli.export_command import export
 from ffncompress.cli.options import (
     DTYPES,
     device_options,
@@ -32,6 +33,9 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand not in ("plan", "profile"):
         alone(str(context.invoked_subcommand))
+
+
+cli.add_command(export)
 
 
 @cli.command()

@@ -20,7 +20,9 @@ from ffncompress.sanitize import parse_json
 from ffncompress.storage.files import write_file
 
 MANIFEST_FILE = "ffncompress.json"
-ArtifactKind = Literal["plan", "checkpoint", "report", "working"]  # working: the unfinished stages of another kind
+ArtifactKind = Literal[
+    "plan", "checkpoint", "report", "export", "working"
+]  # working: the unfinished stages of another kind
 
 
 class FileRecord(BaseModel):
