@@ -20,6 +20,7 @@ from ffncompress.cli.options import (
     target_options,
     trust_option,
 )
+from ffncompress.cli.running import run_recipe
 from ffncompress.runtime.launch import alone
 
 
@@ -273,7 +274,7 @@ def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
 @junit_option
 def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
-    return _run(Path(recipe), trust_remote_code=trust_remote_code, **options)
+    return run_recipe(Path(recipe), trust_remote_code=trust_remote_code, **options)
 
 
 @cli.command()
@@ -287,28 +288,7 @@ def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str 
     Without -o, an earlier demo in its place is replaced.
     """
     recipe = Path(str(files("ffncompress") / "demo" / "recipe.yaml"))
-    return _run(recipe, output, overwrite or output is None, json_file, junit)
-
-
-def _run(
-    recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None,
-    trust_remote_code: bool = False,
-) -> int:  # fmt: skip
-    from ffncompress import api
-    from ffncompress.cli import console, tables
-    from ffncompress.recipe import Recipe
-
-    to_stderr = json_file == "-"
-    target = Recipe.read(recipe)[0].output if output is None else output
-    with resumable(target, f"{target}-plan"), console.progress_bars() as progress:
-        result = api.run(
-            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
-            report=lambda made: tables.print_stage(made, to_stderr=to_stderr),
-        )  # fmt: skip
-    console.write_json(json_file, result.model_dump_json(indent=1))
-    if junit:
-        console.write_junit(junit, result)
-    return 0 if result.passed else 1
+    return run_recipe(recipe, output, overwrite or output is None, json_file, junit)
 
 
 @cli.command()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError
+from ffncompress.modeling_ffncompress import BYPASS, ConstantFFN, LinearFFN, LowRankFFN
 from ffncompress.models import Layout, oriented
-from ffncompress.replacement.modules import BYPASS, ConstantFFN, LinearFFN, LowRankFFN
 
 GATE_BIAS = 32.0  # silu(32) = 32 in float32, and a power of two
 LONG_ROWS = 64.0  # the norm of a folded row where there is no gate

@@ -1,0 +1,29 @@
+"""A recipe run on the terminal: its stages are shown as they end, and the verdict is the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ffncompress.cli.options import resumable
+
+
+def run_recipe(
+    recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None,
+    trust_remote_code: bool = False,
+) -> int:  # fmt: skip
+    """Run a recipe, print what each stage made, write what was asked for; returns the exit code."""
+    from ffncompress import api
+    from ffncompress.cli import console, tables
+    from ffncompress.recipe import Recipe
+
+    to_stderr = json_file == "-"
+    target = Recipe.read(recipe)[0].output if output is None else output
+    with resumable(target, f"{target}-plan"), console.progress_bars() as progress:
+        result = api.run(
+            recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
+            report=lambda made: tables.print_stage(made, to_stderr=to_stderr),
+        )  # fmt: skip
+    console.write_json(json_file, result.model_dump_json(indent=1))
+    if junit:
+        console.write_junit(junit, result)
+    return 0 if result.passed else 1
