@@ -13,8 +13,8 @@ assert find_spec("ffncompress") is None, "the package is here"
 try:
     AutoModelForCausalLM.from_pretrained(folder)
 except Exception as error:
-    assert "pip install ffncompress" in str(error), error
-    assert "trust_remote_code=True" in str(error), error
+    if "pip install ffncompress" not in str(error) or "trust_remote_code=True" not in str(error):
+        raise
 else:
     raise SystemExit("it loaded without the package and without the flag")
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)

@@ -105,8 +105,8 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
-        "No import of ffncompress is needed, but it must be installed; or pass `trust_remote_code=True`, which runs the "
-        "loader in this repository, `modeling_ffncompress.py`. Without either, loading stops and says so.",
+        "No import of ffncompress is needed, but it must be installed; or pass `trust_remote_code=True`, which runs "
+        "the loader in this repository, `modeling_ffncompress.py`. Without either, loading stops and says so.",
         "## What it costs",
         _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
         "## Blocks",
