@@ -107,8 +107,8 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
         "It is a stock checkpoint of its family, all of its layers narrower alike: nothing else needs to be installed."
         if plan.native
-        else "No import of ffncompress is needed, but it must be installed; or pass `trust_remote_code=True`, which runs "
-        "the loader in this repository, `modeling_ffncompress.py`. Without either, loading stops and says so.",
+        else "No import of ffncompress is needed, but it must be installed; or pass `trust_remote_code=True`, which "
+        "runs the loader in this repository, `modeling_ffncompress.py`. Without either, loading stops and says so.",
         "## What it costs",
         _gate_table(gate) if gate else "Not evaluated yet: run `ffncompress eval` on this folder.",
         "## Blocks",
