@@ -133,7 +133,7 @@ def table(results: dict) -> str:
         cells = [f"{one['bytes'] / 1e6:.1f} to {other['bytes'] / 1e6:.1f} ({other['bytes'] / one['bytes']:.2f}x)"]
         cells.append(f"{perplexity(one):.2f} to {perplexity(other):.2f}")
         for before, after in zip(one["speeds"], other["speeds"], strict=True):
-            cells.append(f"{before:.0f} to {after:.0f} ({after / before:.2f}x)")
+            cells.append(f"{before:.1f} to {after:.1f} ({after / before:.2f}x)")
         rows.append(f"| {runtime} | {' | '.join(cells)} |")
     count = sum(sum(window) for window in kept)
     return "\n".join([*rows, f"\n{count:,} tokens are scored in every row."])

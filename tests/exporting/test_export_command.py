@@ -26,7 +26,7 @@ def test_the_readmes_way_to_ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for line in lines[:3]:
         words = shlex.split(line, comments=True)[1:]
         words = ["demo" if "/SmolLM2" in word else word for word in words]
-        words += ["--tokens", "2048", "--blocks", "3", "--no-refit"] if words[0] == "plan" else []
+        words += ["--tokens", "2048", "--no-refit"] if words[0] == "plan" else []
         assert run(words) == 0, line
     named = re.search(r"^FROM (.*)$", (ROOT / "recipes" / "ollama" / "Modelfile").read_text(), re.M)
     assert named
