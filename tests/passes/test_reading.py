@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from ffncompress import Plan, api, load
 from ffncompress.cli import run
 from ffncompress.errors import DoubtError, ModelError, TextError
-from ffncompress.gate import verdict as gate
+from ffncompress.gate import measuring as gate
 from ffncompress.models import find_model, load_model, load_tokenizer
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import perplexity, sequence_losses

@@ -13,7 +13,7 @@ import torch
 from ffncompress import api
 from ffncompress.budgets import Limit
 from ffncompress.cli import tables
-from ffncompress.gate import verdict as gate
+from ffncompress.gate import measuring as gate
 from ffncompress.gate.perplexity import Answer
 from ffncompress.planning.measured_model import joint_check
 from ffncompress.records import tolerance as promise
