@@ -33,6 +33,8 @@ from ffncompress.models import (
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.forecast import loss_metrics
 from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.passes.refit import refit
+from ffncompress.planning.common_width import width_within_size
 from ffncompress.planning.measuring import GRADIENT_TOKENS, measure_model
 from ffncompress.planning.planner import solve
 from ffncompress.records.plan import Shape
@@ -50,7 +52,7 @@ SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M,
 TASKS_AT = 0.25
 BYPASS_RANK = 64
 MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
-ORDER = ("dense model", "ours", *MENU, *METHODS)
+ORDER = ("dense model", "ours", "native", *MENU, *METHODS)
 
 
 class Bench:
@@ -204,6 +206,21 @@ def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> d
     return {block.index: by_path[block.path] for block in bench.blocks if block.path in by_path}
 
 
+def native(bench: Bench) -> None:
+    """One width for all blocks, refitted in order: what `plan --native` makes of a size, without its menus."""
+    todo = bench.missing("native")
+    if not todo:
+        return
+    choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
+    metrics = loss_metrics(bench.model, bench.blocks, bench.fit[: GRADIENT_TOKENS // bench.context], bench.run)
+    for share in todo:
+        settings = PlanSettings(budget=budget(bench.sizes[share]), target="native", **bench.settings)
+        width = width_within_size(bench.model, bench.blocks, settings)
+        shapes = {block.index: Shape("neurons", width) for block in bench.blocks}
+        modules = refit(bench.model, bench.blocks, shapes, bench.fit, choose, bench.run, metrics=metrics)
+        bench.record("native", share, bench.edited(modules), width=width)
+
+
 def budget(size: int) -> str:
     return f"{size / 1e6:.6f}M"
 
@@ -303,13 +320,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--only", choices=["smollm2", "stories15m"])
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--parts", nargs="+", default=["dense", "ours", "peers", "menu"])
+    parser.add_argument("--parts", nargs="+", default=["dense", "ours", "native", "peers", "menu"])
     options = parser.parse_args()
     for name in [options.only] if options.only else ["stories15m", "smollm2"]:
         tasks = options.tasks if name == "smollm2" else 0
         bench = Bench(name, options.models, options.data, options.results, tasks)
         for part in options.parts:
-            {"dense": dense, "ours": ours, "peers": peers, "menu": menu_alone}[part](bench)
+            {"dense": dense, "ours": ours, "native": native, "peers": peers, "menu": menu_alone}[part](bench)
         print(f"\n## {name}\n\n{table(bench)}")
 
 
