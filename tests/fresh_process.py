@@ -6,6 +6,7 @@ with these imports itself. What is read when they are imported is read once, so 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -86,10 +87,11 @@ def run_python(code: str, *arguments: str | Path, **options: str | Path) -> subp
 
 @functools.cache
 def _server(imports: str, decisive: tuple[tuple[str, str | None], ...]) -> subprocess.Popen[str]:
-    """It ends when its input does, with this process."""
     environment = {**os.environ, **dict(decisive)}
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, "-c", _SERVER.format(imports=imports)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={name: value for name, value in environment.items() if value is not None},
     )  # fmt: skip
+    atexit.register(server.communicate)  # it ends when its input does
+    return server
