@@ -10,6 +10,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,8 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         break
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print("pid", child, flush=True)
+    print("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
 os.environ.clear()
@@ -60,7 +61,7 @@ class Started:
     _said: tempfile.TemporaryDirectory[str]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        code = int(self._server.stdout.readline())
+        code = _told(self._server, "code")
         out, err = ((Path(self._said.name) / name).read_text() for name in ("out", "err"))
         self._said.cleanup()
         return subprocess.CompletedProcess([], code, out, err)
@@ -78,7 +79,7 @@ def start_python(
     case |= {"environment": everything, "out": f"{said.name}/out", "err": f"{said.name}/err"}
     server.stdin.write(json.dumps(case) + "\n")
     server.stdin.flush()
-    return Started(int(server.stdout.readline()), server, said)
+    return Started(_told(server, "pid"), server, said)
 
 
 def run_python(code: str, *arguments: str | Path, **options: str | Path) -> subprocess.CompletedProcess[str]:
@@ -90,8 +91,22 @@ def _server(imports: str, decisive: tuple[tuple[str, str | None], ...]) -> subpr
     environment = {**os.environ, **dict(decisive)}
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER.format(imports=imports)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         env={name: value for name, value in environment.items() if value is not None},
     )  # fmt: skip
-    atexit.register(server.communicate)  # it ends when its input does
+    atexit.register(_end, server)
     return server
+
+
+def _told(server: subprocess.Popen[str], what: str) -> int:
+    """What a server says next of that kind; a case that nobody waited for may have left words of another."""
+    return next(int(line.split()[1]) for line in server.stdout if line.startswith(what))
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """It ends when its input does, unless a case of its hangs."""
+    server.stdin.close()
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)

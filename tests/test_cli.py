@@ -152,7 +152,8 @@ def test_an_interrupted_plan_says_how_to_go_on(tmp_path: Path, how: signal.Signa
     """SIGTERM ends like Ctrl-C: finished stages stay, nothing else does, and the next run uses them."""
     words = ["plan", "demo", "--tokens", "2048", "--seq-len", "64", "--blocks", "1", "--no-refit"]
     process = start_python(HELD, *words, imports=OURS, folder=tmp_path)
-    while not (tmp_path / "held").exists():
+    end = time.monotonic() + 120
+    while not (tmp_path / "held").exists() and time.monotonic() < end:
         time.sleep(0.05)
     (tmp_path / "held").unlink()
     os.kill(process.pid, how)
