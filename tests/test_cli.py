@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from fresh_process import COMMAND, OURS, run_python, start_python
 
 from ffncompress.cli import run
 
@@ -42,7 +43,7 @@ def test_the_pipeline_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["plan", "demo", "--tokens", "4096", "--blocks", "1"]) == 0
+    assert run(["plan", "demo", "--tokens", "2048", "--blocks", "1"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
     assert "1 of 7 blocks replaced" in out
@@ -132,29 +133,37 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no config.json" in capsys.readouterr().err
 
 
+HELD = """
+import time
+from pathlib import Path
+from ffncompress.planning import measuring
+from ffncompress import cli
+def held(*_arguments, **_options):  # past its first stages
+    Path("held").touch()
+    time.sleep(600)
+measuring.predict_losses = held
+cli.main()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_plan_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     """SIGTERM ends like Ctrl-C: finished stages stay, nothing else does, and the next run uses them."""
-    words = ["plan", "demo", "--tokens", "30720", "--blocks", "1", "--no-refit"]
-    at_each_step = "from ffncompress.runtime import stages; stages.PAUSE = stages.WORTH = 0.0"  # stages are saved
-    code = f"{at_each_step}; from ffncompress import cli; cli.main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
-    )  # fmt: skip
-    while len(list(tmp_path.glob("demo-plan.partial/*.pt"))) < 2 and process.poll() is None:
-        time.sleep(0.1)  # until it is past its first stage, on a busy machine too
-    process.send_signal(how)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    words = ["plan", "demo", "--tokens", "2048", "--seq-len", "64", "--blocks", "1", "--no-refit"]
+    process = start_python(HELD, *words, imports=OURS, folder=tmp_path)
+    end = time.monotonic() + 120
+    while not (tmp_path / "held").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    (tmp_path / "held").unlink()
+    os.kill(process.pid, how)
+    done = process.wait()
+    assert done.returncode == 130
     told = "interrupted; run it again to go on: finished stages are in demo-plan.partial"
-    assert err.strip() == f"ffncompress: {told}"
+    assert done.stderr.strip() == f"ffncompress: {told}"
     assert os.listdir(tmp_path) == ["demo-plan.partial"]
     if how == signal.SIGTERM:
-        command = [sys.executable, "-m", "ffncompress", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False)
+        done = run_python(COMMAND, *words, imports=OURS, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert os.listdir(tmp_path) == ["demo-plan"]
 

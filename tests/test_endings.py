@@ -42,8 +42,8 @@ def test_weights_that_are_no_numbers(tmp_path: Path, demo_source, value: float) 
         api.plan(str(folder), tmp_path / "p", tokens=2048)
 
 
-def test_a_silent_ffn_is_planned_like_any_other(tmp_path: Path, demo_source) -> None:
-    folder = model_with(tmp_path, demo_source.directory, "h.2.mlp.c_proj", 0.0)
+def test_a_silent_ffn_is_planned_like_any_other(tmp_path: Path, short_demo: Path) -> None:
+    folder = model_with(tmp_path, short_demo, "h.2.mlp.c_proj", 0.0)
     made = api.plan(str(folder), tmp_path / "p", tokens=2048, blocks="2", budget="8x")
     slim = load(api.compress(tmp_path / "p", tmp_path / "s"))
     assert made.replaced[0].index == 2
@@ -79,9 +79,9 @@ def test_bad_words(arguments: list[str], match: str, tmp_path: Path, monkeypatch
     assert time.monotonic() - started < 20
 
 
-def test_a_name_of_250_characters_is_a_name(tmp_path: Path) -> None:
+def test_a_name_of_250_characters_is_a_name(tmp_path: Path, tiny_folder) -> None:
     name = tmp_path / ("n" * 250)
-    assert run(["plan", "demo", *QUICK, "-o", str(name)]) == 0
+    assert run(["plan", str(tiny_folder("gpt2")), *QUICK, "-o", str(name)]) == 0
     assert run(["apply", str(name), "-o", str(tmp_path / ("o" * 250)), "--max-shard-size", "junk"]) == 2
     assert run(["apply", str(name), "-o", str(tmp_path / ("o" * 250))]) == 0
 
@@ -102,8 +102,8 @@ def test_a_model_object_is_not_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"])
 @pytest.mark.parametrize("spoil", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"model": 7}'])
-def test_damaged_files_of_a_model(name: str, spoil: bytes, tmp_path: Path, demo_source, capsys) -> None:
-    folder = shutil.copytree(demo_source.directory, tmp_path / "model")
+def test_damaged_files_of_a_model(name: str, spoil: bytes, tmp_path: Path, short_demo: Path, capsys) -> None:
+    folder = shutil.copytree(short_demo, tmp_path / "model")
     (folder / name).write_bytes(spoil)
     assert run(["plan", str(folder), *QUICK, "-o", str(tmp_path / "p")]) in (0, 2)
     error = capsys.readouterr().err

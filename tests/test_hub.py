@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fresh_process import COMMAND, run_python
 from huggingface_hub import ModelCard
-from loopback_hub import loopback_hub
+from loopback_hub import LoopbackHub, loopback_hub
 
 from ffncompress import api
 from ffncompress.errors import ArtifactError, HubError
@@ -28,15 +28,31 @@ def gated_slim(demo_slim: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def child(
-    arguments: list[str], endpoint: str, home: Path, token: str | None = TOKEN
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    environment.pop("HF_HUB_OFFLINE")
-    environment.pop("HF_TOKEN", None)
-    if token:
-        environment["HF_TOKEN"] = token
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LoopbackHub]:
+    with loopback_hub(TOKEN) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def child(hub: LoopbackHub, home: Path):
+    """Runs a command where the Hub is that one, and its cache the tests' own."""
+    environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
+
+    def run(*arguments: str | Path, code: str = COMMAND, token: str = "") -> subprocess.CompletedProcess[str]:
+        return run_python(code, *arguments, HF_TOKEN=token, **environment)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def pushed(gated_slim: Path, hub: LoopbackHub, child) -> subprocess.CompletedProcess[str]:
+    return child("push", gated_slim, "someone/slim", token=TOKEN)
 
 
 LOAD = """
@@ -48,34 +64,28 @@ print(sum(p.numel() for p in model.transformer.h[1].mlp.parameters()), len(token
 """
 
 
-def test_push_then_load_from_the_hub(gated_slim: Path, tmp_path: Path) -> None:
-    with loopback_hub(TOKEN) as hub:
-        done = child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "someone/slim/commit/" in done.stdout
-        assert TOKEN not in done.stdout + done.stderr
-        pushed = hub.repos["someone/slim"]
-        local = {p.relative_to(gated_slim).as_posix() for p in gated_slim.rglob("*") if p.is_file()}
-        assert local <= set(pushed)
-        assert not any(TOKEN.encode() in content for content in pushed.values())
+def test_push_then_load_from_the_hub(pushed, hub: LoopbackHub, gated_slim: Path, child) -> None:
+    assert pushed.returncode == 0, pushed.stderr
+    assert "someone/slim/commit/" in pushed.stdout
+    assert TOKEN not in pushed.stdout + pushed.stderr
+    there = hub.repos["someone/slim"]
+    local = {p.relative_to(gated_slim).as_posix() for p in gated_slim.rglob("*") if p.is_file()}
+    assert local <= set(there)
+    assert not any(TOKEN.encode() in content for content in there.values())
 
-        loaded = child(["-c", LOAD], hub.address, tmp_path, token=None)
-        assert loaded.returncode == 0, loaded.stderr
-        assert 0 < int(loaded.stdout.split()[0]) < 2 * 128 * 512 / 8 + 1000  # at most an eighth of the FFN, and biases
+    loaded = child(code=LOAD)
+    assert loaded.returncode == 0, loaded.stderr
+    assert 0 < int(loaded.stdout.split()[0]) < 2 * 128 * 512 / 8 + 1000  # at most an eighth of the FFN, and biases
 
-        # what was pushed is not the base that the plan was made for, and is not taken for it
-        other = child(
-            ["-m", "ffncompress", "eval", str(gated_slim), "--model", "someone/slim", "--data", "python-docs"],
-            hub.address, tmp_path, token=None,
-        )  # fmt: skip
-        assert other.returncode == 2
-        assert "not the weights, config and tokenizer that the plan was made for" in other.stderr
+    # what was pushed is not the base that the plan was made for, and is not taken for it
+    other = child("eval", gated_slim, "--model", "someone/slim", "--data", "python-docs")
+    assert other.returncode == 2
+    assert "not the weights, config and tokenizer that the plan was made for" in other.stderr
 
 
-def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
-    with loopback_hub(TOKEN) as hub:
-        child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
-        card = ModelCard(hub.repos["someone/slim"]["README.md"].decode())
+@pytest.mark.usefixtures("pushed")
+def test_the_card(hub: LoopbackHub) -> None:
+    card = ModelCard(hub.repos["someone/slim"]["README.md"].decode())
     assert card.data.library_name == "transformers"
     assert card.data.license == "apache-2.0"
     assert "ffncompress" in card.data.tags
@@ -93,32 +103,29 @@ def test_the_card(gated_slim: Path, tmp_path: Path) -> None:
     assert 'from_pretrained("someone/slim")' in card.text
 
 
-def test_a_hub_model_is_planned_by_its_id(tiny_folder, tmp_path: Path) -> None:
+def test_a_hub_model_is_planned_by_its_id(tiny_folder, hub: LoopbackHub, home: Path, child, tmp_path: Path) -> None:
     folder = tiny_folder("llama")
-    with loopback_hub(TOKEN) as hub:
-        hub.repos["someone/tiny"] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-        hub.repos["someone/tiny"]["pytorch_model.bin"] = b"a pickle"
-        options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "0", "--data", "python-docs"]
-        plan = tmp_path / "plan"
-        done = child(
-            ["-m", "ffncompress", "plan", "someone/tiny", *options, "-o", str(plan)], hub.address, tmp_path, token=None
-        )
-        assert done.returncode == 0, done.stderr
-        out = tmp_path / "slim"
-        applied = child(["-m", "ffncompress", "apply", str(plan), "-o", str(out)], hub.address, tmp_path, token=None)
-        assert applied.returncode == 0, applied.stderr
-        assert hub.sha("someone/tiny") in (out / "ffncompress" / "origin.json").read_text()
-        assert "base_model: someone/tiny" in (out / "README.md").read_text()
-        assert not list(tmp_path.rglob("pytorch_model.bin"))
+    hub.repos["someone/tiny"] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    hub.repos["someone/tiny"]["pytorch_model.bin"] = b"a pickle"
+    options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "0", "--data", "python-docs"]
+    plan, out = tmp_path / "plan", tmp_path / "slim"
+    done = child("plan", "someone/tiny", *options, "-o", plan)
+    assert done.returncode == 0, done.stderr
+    applied = child("apply", plan, "-o", out)
+    assert applied.returncode == 0, applied.stderr
+    assert hub.sha("someone/tiny") in (out / "ffncompress" / "origin.json").read_text()
+    assert "base_model: someone/tiny" in (out / "README.md").read_text()
+    assert list(home.rglob("model.safetensors"))
+    assert not list(home.rglob("pytorch_model.bin"))
 
 
-def test_a_wrong_token_is_a_clear_refusal(gated_slim: Path, tmp_path: Path) -> None:
-    with loopback_hub("another") as hub:
-        done = child(["-m", "ffncompress", "push", str(gated_slim), "someone/slim"], hub.address, tmp_path)
+def test_a_wrong_token_is_a_clear_refusal(gated_slim: Path, child) -> None:
+    wrong = TOKEN[::-1]
+    done = child("push", gated_slim, "someone/other", token=wrong)
     assert done.returncode == 2
     assert "the upload failed" in done.stderr
     assert "Traceback" not in done.stderr
-    assert TOKEN not in done.stdout + done.stderr
+    assert wrong not in done.stdout + done.stderr
 
 
 def test_no_push_without_a_passing_gate(demo_slim: Path, gated_slim: Path, tmp_path: Path) -> None:

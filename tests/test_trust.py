@@ -269,11 +269,10 @@ def test_a_received_plan_opens_nobodys_files(slim: Path, tmp_path: Path) -> None
     assert not any(b"swordfish" in file.read_bytes() for file in slim.rglob("*") if file.is_file())
 
 
-def test_a_text_that_changed_is_no_longer_the_plans(tmp_path: Path, tokenizer) -> None:
-
+def test_a_text_that_changed_is_no_longer_the_plans(short_demo: Path, tmp_path: Path) -> None:
     source = tmp_path / "mine.txt"
     source.write_text("\n\n".join(read("python-docs").documents[:150]))
-    api.plan("demo", tmp_path / "plan", data=[str(source)], tokens=2048, blocks="1")
+    api.plan(str(short_demo), tmp_path / "plan", data=[str(source)], tokens=1024, blocks="1", refit=False)
     slim = api.compress(tmp_path / "plan", tmp_path / "slim")
     assert api.evaluate(slim, tokens=600, repeats=1, max_delta="500%").main.text == "mine.txt"
     source.write_text("swordfish " + source.read_text())
@@ -291,16 +290,15 @@ def test_the_notebook_takes_fingerprints_only(tmp_path: Path) -> None:
 # what leaves
 
 
-def test_nothing_that_is_uploaded_holds_a_path(tiny_folder, tmp_path: Path, demo_source) -> None:
-
+def test_nothing_that_is_uploaded_holds_a_path(short_demo: Path, tmp_path: Path) -> None:
     mine = tmp_path / "home" / "ada" / "zwieback"
-    shutil.copytree(demo_source.directory, mine / "model")
+    shutil.copytree(short_demo, mine / "model")
     (mine / "diary.txt").write_text("\n\n".join(read("python-docs").documents[:150]))
     (mine / "other.txt").write_text("\n\n".join(read("python-docs").documents[200:220]))
     recipe = mine / "r.yaml"
     recipe.write_text(
         f"model: {mine / 'model'}\noutput: {mine / 'slim'}\n"
-        f"plan: {{tokens: 2048, blocks: '1,3', data: [{mine / 'diary.txt'}]}}\n"
+        f"plan: {{tokens: 1024, blocks: '0,2', data: [{mine / 'diary.txt'}]}}\n"
         f"eval: {{tokens: 600, repeats: 1, max_delta: 500%, also: [{mine / 'other.txt'}]}}\n"
     )
     api.run(recipe)
@@ -308,7 +306,7 @@ def test_nothing_that_is_uploaded_holds_a_path(tiny_folder, tmp_path: Path, demo
     leaves = [mine / "slim" / name for name in uploaded(Manifest.read(mine / "slim"))]
     assert {"model.safetensors", "gate.json", "plan.json", "recipe.yaml", "README.md"} <= {file.name for file in leaves}
     assert mine / "slim" / "notes.txt" not in leaves
-    api.profile(str(mine / "model"), mine / "report", data=[str(mine / "diary.txt")], tokens=2048, swaps=False)
+    api.profile(str(mine / "model"), mine / "report", data=[str(mine / "diary.txt")], tokens=1024, swaps=False)
     leaves += [file for folder in ("slim-plan", "report") for file in (mine / folder).rglob("*") if file.is_file()]
     for file in leaves:
         content = file.read_bytes()

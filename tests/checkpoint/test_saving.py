@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,19 @@ pytestmark = pytest.mark.slow
 IDS = torch.arange(5, 25)[None]
 
 
-def slim_of(folder: Path, tmp_path: Path, budget: str = "6x", **settings: object) -> tuple[Path, Path]:
-    plan = tmp_path / "plan"
-    api.plan(str(folder), plan, budget=budget, blocks="0,2", tokens=2048, seq_len=64)
-    return plan, api.compress(plan, tmp_path / "slim", **settings)
+@pytest.fixture(scope="module")
+def slim_of(tiny_folder, tmp_path_factory: pytest.TempPathFactory):
+    """A plan of a tiny model and its checkpoint, once for each family."""
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def make(family: str) -> tuple[Path, Path]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp("slim")
+            api.plan(str(tiny_folder(family)), folder / "plan", budget="6x", blocks="0,2", tokens=2048, seq_len=64)
+            made[family] = folder / "plan", api.compress(folder / "plan", folder / "slim")
+        return made[family]
+
+    return make
 
 
 @torch.inference_mode()
@@ -35,9 +45,9 @@ def logits(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_every_family_applies_saves_and_reloads(family: str, tiny_folder, tmp_path: Path) -> None:
+def test_every_family_applies_saves_and_reloads(family: str, slim_of, tiny_folder, tmp_path: Path) -> None:
     folder = tiny_folder(family)
-    plan, slim = slim_of(folder, tmp_path)
+    plan, slim = slim_of(family)
     in_place = apply_(load_model(find_model(str(folder))), plan)
     reloaded = AutoModelForCausalLM.from_pretrained(slim)
     assert torch.equal(logits(reloaded), logits(in_place))
@@ -74,8 +84,9 @@ def test_the_folder_carries_its_origin(demo_slim: Path, demo_source) -> None:
     )
 
 
-def test_sharded_and_half_precision(tiny_folder, tmp_path: Path) -> None:
-    _, slim = slim_of(tiny_folder("llama-tied"), tmp_path, dtype="bfloat16", max_shard_size="100KB")
+def test_sharded_and_half_precision(slim_of, tmp_path: Path) -> None:
+    plan, _ = slim_of("llama-tied")
+    slim = api.compress(plan, tmp_path / "slim", dtype="bfloat16", max_shard_size="100KB")
     assert len(list(slim.glob("*.safetensors"))) > 1
     model = AutoModelForCausalLM.from_pretrained(slim)
     assert model.dtype == torch.bfloat16
@@ -101,13 +112,14 @@ def test_a_stranger_needs_no_import_of_ours(demo_slim: Path) -> None:
 
 
 def test_import_order_does_not_matter(demo_slim: Path) -> None:
-    done = run_python("import transformers.quantizers.auto\n" + LOAD.format(folder=str(demo_slim)))
+    code = "import transformers.quantizers.auto\n" + LOAD.format(folder=str(demo_slim))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
-def test_without_the_plugin_loading_fails_hard(family: str, tiny_folder, tmp_path: Path) -> None:
-    _, slim = slim_of(tiny_folder(family), tmp_path)
+def test_without_the_plugin_loading_fails_hard(family: str, slim_of) -> None:
+    _, slim = slim_of(family)
     done = run_python(LOAD.format(folder=str(slim)), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode != 0
     assert "SUM" not in done.stdout
@@ -129,8 +141,8 @@ def test_apply_in_place_and_for_the_length_of_a_with(demo_model, demo_plan: Path
     assert not torch.equal(inside, before)
 
 
-def test_weights_that_are_not_what_the_config_says(tiny_folder, tmp_path: Path) -> None:
-    _, slim = slim_of(tiny_folder("llama"), tmp_path, "20x")
+def test_weights_that_are_not_what_the_config_says(slim_of, tmp_path: Path) -> None:
+    slim = shutil.copytree(slim_of("llama")[1], tmp_path / "slim")
     tensors = load_file(slim / "model.safetensors")
     for name in ("up_proj.weight", "down_proj.weight"):
         key = f"model.layers.0.mlp.{name}"
@@ -213,9 +225,9 @@ def test_a_full_disk_leaves_nothing(demo_plan: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", small], check=False)
 
 
-def test_an_empty_plan_is_refused_unless_asked_for(tmp_path: Path) -> None:
+def test_an_empty_plan_is_refused_unless_asked_for(short_demo: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan"
-    made = api.plan("demo", plan, tokens=4096, max_delta="0.0000001")
+    made = api.plan(str(short_demo), plan, tokens=2048, max_delta="0.0000001")
     assert not made.replaced
     assert "the nearest miss is" in made.summary
     with pytest.raises(ArtifactError, match="a plan, not a checkpoint"):
@@ -223,4 +235,4 @@ def test_an_empty_plan_is_refused_unless_asked_for(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="replaces nothing"):
         api.compress(plan, tmp_path / "slim")
     copy = api.compress(plan, tmp_path / "slim", allow_empty=True)
-    assert torch.equal(logits(load(copy)), logits(load_model(find_model("demo"))))
+    assert torch.equal(logits(load(copy)), logits(load_model(find_model(str(short_demo)))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from ffncompress import api, load
 from ffncompress.errors import ModelError
 from ffncompress.models import find_blocks, find_model, installed, load_model
 from ffncompress.passes.proof import proof_of
+from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
 from ffncompress.planning.planner import describe
 from ffncompress.planning.saving import save_plan
@@ -34,10 +36,19 @@ def logits(model) -> torch.Tensor:
     return model(IDS).logits
 
 
-def second_plan(folder: Path, kinds: list[str], output: Path):
+SETTINGS = PlanSettings(tokens=2048, seq_len=64, blocks="0,1", budget="2x")
+
+
+@pytest.fixture(scope="module")
+def measured(mixed_folder):
+    """A mixed model as a plan measures it; once for each family."""
+    return functools.cache(
+        lambda family: measure_model(find_model(str(mixed_folder(family))), SETTINGS, Run(Workers("cpu")))
+    )
+
+
+def second_plan(found: MeasuredModel, kinds: list[str], output: Path):
     """A plan that gives the model's blocks replacements of these kinds, in order; and the model that it describes."""
-    settings = PlanSettings(tokens=2048, seq_len=64, blocks="0,1", budget="2x")
-    found = measure_model(find_model(str(folder)), settings, Run(Workers("cpu")))
     choice = [max((o for o in menu if o.kind == kind), key=lambda o: o.parameters)
               for menu, kind in zip(found.menus, kinds, strict=True)]  # fmt: skip
     modules = {
@@ -46,7 +57,7 @@ def second_plan(folder: Path, kinds: list[str], output: Path):
         )
         for i, b in enumerate(found.blocks)
     }
-    plan = describe(found, settings, found.space(), choice, [], [], list(range(len(choice))))
+    plan = describe(found, SETTINGS, found.space(), choice, [], [], list(range(len(choice))))
     with installed(found.model, {b.path: modules[i] for i, b in enumerate(found.blocks)}):
         plan = plan.model_copy(update={"proof": proof_of(found.model)})
         expected = logits(found.model)
@@ -56,11 +67,11 @@ def second_plan(folder: Path, kinds: list[str], output: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_every_kind_on_a_mix_of_every_kind(family: str, kind: str, mixed_folder, tmp_path: Path) -> None:
+def test_every_kind_on_a_mix_of_every_kind(family: str, kind: str, measured, mixed_folder, tmp_path: Path) -> None:
     """Two FFNs are left in the mix: the kept neurons of the first layer, and the untouched last one."""
     first = mixed_folder(family)
     other = KINDS[(KINDS.index(kind) + 1) % len(KINDS)]
-    plan, expected = second_plan(first, [kind, other], tmp_path / "plan")
+    plan, expected = second_plan(measured(family), [kind, other], tmp_path / "plan")
     assert len(plan.blocks) == 2
     second = api.compress(tmp_path / "plan", tmp_path / "slim")
     model = AutoModelForCausalLM.from_pretrained(second)
@@ -81,7 +92,7 @@ def test_every_kind_on_a_mix_of_every_kind(family: str, kind: str, mixed_folder,
 def test_the_whole_way_twice(demo_slim: Path, tmp_path: Path) -> None:
     """By the verbs alone: the second checkpoint's base is the first, and the gate compares with it."""
     first = load(demo_slim)
-    plan = api.plan(str(demo_slim), tmp_path / "plan", tokens=4096, budget="-10%")
+    plan = api.plan(str(demo_slim), tmp_path / "plan", tokens=2048, budget="-10%", refit=False)
     assert plan.replaced
     second = api.compress(tmp_path / "plan", tmp_path / "slim")
     result = api.evaluate(second, tokens=600, repeats=1, max_delta="500%")

@@ -22,6 +22,7 @@ IDS = torch.arange(5, 25)[None]
 FLAGGED = LOAD.replace("from_pretrained({folder!r})", "from_pretrained({folder!r}, trust_remote_code=True)")
 MISSING = """
 import sys
+assert "ffncompress" not in sys.modules
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "ffncompress":
@@ -121,7 +122,7 @@ def test_lm_eval_as_a_program(package: bool, mixed_folder, tmp_path: Path) -> No
     arguments = ["lm_eval", "--model", "hf", "--model_args", words, "--tasks", "own", "--include_path", str(tmp_path)]
     arguments += ["--device", "cpu", "--output_path", str(tmp_path / "out")]
     code = f"import runpy, sys\nsys.argv = {arguments!r}\nrunpy.run_module('lm_eval', run_name='__main__')\n"
-    environment = {"HF_HOME": str(tmp_path / "home")}
+    environment = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
     done = run_python(code, **environment) if package else run_without_package(code, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "word_perplexity" in done.stdout

@@ -116,19 +116,19 @@ def test_everything_is_reported(slim: Path, tmp_path: Path) -> None:
     assert result.continuation_slimmed
 
 
-def test_the_text_of_the_plan_is_never_reported_on(slim: Path, tmp_path: Path) -> None:
+def test_the_text_of_the_plan_is_never_reported_on(short_demo: Path, tmp_path: Path) -> None:
     """Known by content: a copy under another name is recognised."""
-    plan = tmp_path / "plan"
+    plan, wanted = tmp_path / "plan", {"tokens": 1024, "blocks": "1", "refit": False}
     source = tmp_path / "mine.txt"
     source.write_text("\n\n".join(read("python-docs").documents[:150]))
-    api.plan("demo", plan, data=[str(source)], tokens=2048, blocks="1")
+    api.plan(str(short_demo), plan, data=[str(source)], **wanted)
     out = api.compress(plan, tmp_path / "out")
     copy = shutil.copyfile(source, tmp_path / "copy.txt")
     assert api.evaluate(out, data=str(copy), tokens=600, repeats=1).main.part == "report"
 
     other = tmp_path / "choose.txt"
     other.write_text("\n\n".join(read("python-docs").documents[200:300]))
-    api.plan("demo", plan, data=[str(source)], choose_data=[str(other)], tokens=2048, blocks="1", overwrite=True)
+    api.plan(str(short_demo), plan, data=[str(source)], choose_data=[str(other)], **wanted, overwrite=True)
     api.compress(plan, out, overwrite=True)
     assert api.evaluate(out, tokens=600, repeats=1).main.text == "choose.txt"
     with pytest.raises(TextError, match="fitted on this text"):

@@ -22,7 +22,9 @@ from ffncompress.models import find_model, load_model, load_tokenizer
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.reading import better_reading
+from ffncompress.profiling import pitfall
 from ffncompress.profiling.records import Study
+from ffncompress.recovery import bilinear
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.manifest import Manifest
@@ -178,7 +180,9 @@ def test_healing_reads_the_same(slim: Path, rows: Path, trained: Path) -> None:
     assert healing["original"] == pytest.approx(directly(base, bare_tokenizer(), choose), rel=0.1)
 
 
-def test_a_profile_reads_the_same(trained: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_profile_reads_the_same(trained: Path, rows: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(pitfall, "STEPS", 50)  # how it reads is the point, not what it finds
+    monkeypatch.setattr(bilinear, "ROUNDS", 3)
     api.profile(
         str(trained), tmp_path / "report", data=[str(rows)], tokens=4096, seq_len=64, probe=True, pitfall="0",
         against_random=True, cross_feed=True,

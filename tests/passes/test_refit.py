@@ -90,7 +90,7 @@ def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
     parts, run = read_parts("python-docs"), Run(Workers("cpu"))
     fit, held, report = (
         joined_windows(parts[p], tokenizer, length=64, count=n)
-        for p, n in (("fit", 480), ("choose", 60), ("report", 120))
+        for p, n in (("fit", 240), ("choose", 40), ("report", 80))
     )
     blocks = find_blocks(demo_model)
     shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks) if i}

@@ -118,8 +118,8 @@ def test_what_no_common_width_gives_is_refused(tiny_folder) -> None:
 
 
 @pytest.mark.slow
-def test_by_a_limit(tmp_path: Path) -> None:
-    plan = api.plan("demo", tmp_path / "plan", max_delta="15%", native=True, align=16, tokens=4096)
+def test_by_a_limit(short_demo: Path, tmp_path: Path) -> None:
+    plan = api.plan(str(short_demo), tmp_path / "plan", max_delta="15%", native=True, align=16, tokens=4096)
     assert len({block.choice.width for block in plan.blocks}) == 1
     assert plan.joint_checks[-1] == plan.final_check
     assert plan.final_check.within_limit
@@ -128,7 +128,7 @@ def test_by_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_by_a_speed(tmp_path: Path) -> None:
-    plan = api.plan("demo", tmp_path / "plan", target_speed="1.05x", native=True, refit=False, tokens=4096)
+    plan = api.plan("demo", tmp_path / "plan", target_speed="1.05x", native=True, refit=False, tokens=2048)
     assert len({block.choice.width for block in plan.blocks}) == 1
     assert plan.blocks[0].choice.width % 32 == 0
 

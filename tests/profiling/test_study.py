@@ -168,7 +168,7 @@ def test_what_is_printed_fits_and_show_prints_it_again(study: Path, capsys: pyte
 
 
 def test_a_killed_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    short_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def killed(*_args: object, **_kwargs: object) -> None:
         raise KeyboardInterrupt
@@ -176,21 +176,21 @@ def test_a_killed_run_goes_on(
     def repeated(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("a finished stage was run again")
 
-    folder = tmp_path / "report"
+    folder, model = tmp_path / "report", str(short_demo)
     with monkeypatch.context() as patch:
         patch.setattr(session_module, "swap_linear", killed)
         words = ["--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]  # as in SMALL
-        assert run(["profile", "demo", "-o", str(folder), *words]) == 130
+        assert run(["profile", model, "-o", str(folder), *words]) == 130
         assert "run it again to go on" in capsys.readouterr().err
     assert not folder.exists()
     monkeypatch.setattr(session_module, "measure_blocks", repeated)
-    first = api.profile("demo", folder, **SMALL)
+    first = api.profile(model, folder, **SMALL)
     assert first.profiles[0].blocks[0].swap is not None
     assert not (tmp_path / "report.partial").exists()
     monkeypatch.setattr(session_module, "swap_linear", repeated)
     with pytest.raises(AssertionError):  # other text, other stages
-        api.profile("demo", folder, **{**SMALL, "tokens": 4096}, overwrite=True)
-    again = api.profile("demo", folder, **SMALL, overwrite=True)
+        api.profile(model, folder, **{**SMALL, "tokens": 4096}, overwrite=True)
+    again = api.profile(model, folder, **SMALL, overwrite=True)
     assert again.profiles == first.profiles
 
 

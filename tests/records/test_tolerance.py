@@ -144,8 +144,10 @@ def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) 
 
 
 @pytest.mark.slow
-def test_a_sized_plan_promises_says_so_and_is_held_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = api.plan("demo", tmp_path / "plan", tokens=4096, budget="-25%", refit=False)
+def test_a_sized_plan_promises_says_so_and_is_held_to_it(
+    short_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = api.plan(str(short_demo), tmp_path / "plan", tokens=4096, budget="-25%", refit=False)
     final = plan.final_check
     assert final is not None
     assert final.fresh

@@ -1,4 +1,8 @@
-"""Several processes, under torchrun, for real: they equal one, one of them writes, and they fall together."""
+"""Several processes, under torchrun: they equal one, one of them writes, and they fall together.
+
+Its command starts some of them for real; where that is not the point, torchrun's own agent starts them by a fork of a
+process that has imported everything, which is all that differs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_process import OURS, run_python
 from safetensors.torch import load_file
 
+import ffncompress.__main__
 from ffncompress import api
 from ffncompress.profiling import pitfall
 from ffncompress.records.plan import Plan
@@ -22,6 +28,24 @@ from ffncompress.records.plan_files import TENSOR_FILE
 from ffncompress.recovery import bilinear
 
 pytestmark = pytest.mark.slow
+
+
+AGENT = """
+import runpy, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def work(path, *arguments):
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
+count, *arguments = sys.argv[1:]
+config = LaunchConfig(1, 1, int(count), rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+                      start_method="fork", monitor_interval=0.1)
+elastic_launch(config, work)(*arguments)
+"""
+
+
+def fork(count: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A script in so many processes."""
+    return run_python(AGENT, str(count), *arguments, imports=OURS, OMP_NUM_THREADS="1")
 
 
 def launch(count: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -60,18 +84,21 @@ def assert_alike(one: Any, other: Any, tolerance: float, at: str = "") -> None:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("count", "model", "settings"),
+    ("starting", "count", "family", "settings"),
     [
-        (2, "demo", {"budget": "-15%"}),
-        (3, "llama", {"seq_len": 64, "blocks": "0,1", "budget": "4x"}),
+        (launch, 2, "gpt2", {"budget": "-5%"}),
+        (fork, 3, "llama", {"blocks": "0,1", "budget": "4x"}),
     ],
 )
-def test_a_plan_is_that_of_one_process(count: int, model: str, settings: dict, tmp_path: Path, tiny_folder) -> None:
-    name = str(tiny_folder(model)) if model != "demo" else model
-    settings = {"tokens": 2048, **settings}
+def test_a_plan_is_that_of_one_process(
+    starting, count: int, family: str, settings: dict, tmp_path: Path, tiny_folder
+) -> None:
+    name = str(tiny_folder(family))
+    settings = {"tokens": 2048, "seq_len": 64, **settings}
     one = api.plan(name, tmp_path / "one", **settings)
     options = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
-    done = launch(count, "-m", "ffncompress", "plan", name, *options, "-o", tmp_path / "many")
+    command = ["-m", "ffncompress"] if starting is launch else [ffncompress.__main__.__file__]
+    done = starting(count, *command, "plan", name, *options, "-o", tmp_path / "many")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("blocks replaced") == 1
     assert "destroy_process_group" not in done.stderr
@@ -103,10 +130,10 @@ def test_a_profile_is_that_of_one_process(tmp_path: Path, tiny_folder, monkeypat
     script.write_text(BRIEF)
     monkeypatch.setattr(pitfall, "STEPS", 50)
     monkeypatch.setattr(bilinear, "ROUNDS", 3)
-    settings = {"tokens": 2048, "probe": True, "pitfall": "worst", "cross_feed": True, "against_random": True}
-    one = api.profile(model, tmp_path / "one", **settings)
-    options = ["--tokens", "2048", "--probe", "--pitfall", "worst", "--cross-feed", "--against-random"]
-    done = launch(2, script, "profile", model, *options, "-o", tmp_path / "two")
+    wishes = {"probe": True, "pitfall": "worst", "cross_feed": True, "against_random": True}
+    one = api.profile(model, tmp_path / "one", tokens=1024, seq_len=64, **wishes)
+    options = ["--tokens=1024", "--seq-len=64", "--probe", "--pitfall=worst", "--cross-feed", "--against-random"]
+    done = fork(2, script, "profile", model, *options, "-o", tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Report:") == 1
     assert sorted(os.listdir(tmp_path)) == ["brief.py", "one", "two"]
@@ -132,11 +159,12 @@ main(arguments)
 """
 
 
-@pytest.mark.parametrize(("who", "how"), [("0", "killed"), ("1", "fails")])
-def test_processes_fall_together(who: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("starting", "who", "how"), [(launch, "0", "killed"), (fork, "1", "fails")])
+def test_processes_fall_together(starting, who: str, how: str, tmp_path: Path, tiny_folder) -> None:
     script, note, output = tmp_path / "hurt.py", tmp_path / "note", tmp_path / "plan"
     script.write_text(HURT)
-    done = launch(2, script, who, how, note, "plan", "demo", "--tokens", "2048", "--blocks", "1", "-o", output)
+    options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "1"]
+    done = starting(2, script, who, how, note, "plan", tiny_folder("llama"), *options, "-o", output)
     assert time.time() - float(note.read_text()) < 45  # seconds, on a busy machine
     said = [line for line in done.stderr.splitlines() if line.startswith("ffncompress")]
     assert len(said) == 1, done.stderr
@@ -196,5 +224,5 @@ print("agreed")
 def test_processes_agree_on_what_one_of_them_decides(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    done = launch(2, script, tmp_path / "w")
+    done = fork(2, script, tmp_path / "w")
     assert done.stdout.count("agreed") == 2, done.stderr

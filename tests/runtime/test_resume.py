@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from fresh_process import OURS, start_python
 
 from ffncompress import Plan, api
 from ffncompress.errors import ArtifactError
@@ -57,8 +57,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def settings(text: str) -> dict[str, object]:
-    return {"data": [text], "tokens": 2048, "blocks": "1,3", "budget": "8x"}
+def settings(text: str, short_demo: Path) -> dict[str, object]:
+    return {"model": str(short_demo), "data": [text], "tokens": 1024, "blocks": "0,2", "budget": "8x"}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(folder: Path, settings, progress=silent) -> Path:
-    api.plan("demo", folder, progress=progress, **settings)
+    api.plan(output=folder, progress=progress, **settings)
     return folder
 
 
@@ -100,7 +100,7 @@ def test_a_plan_stopped_at_twenty_points_is_the_same(tmp_path: Path, settings, u
     stops = 0
     for first in (1, 2, 3):
         folder = tmp_path / str(first) / "plan"
-        stops += stopped_again_and_again(folder, settings, iter(range(first, 100, 2)))
+        stops += stopped_again_and_again(folder, settings, iter(range(first, 100)))
         assert files(folder) == undisturbed
         assert list(folder.parent.iterdir()) == [folder]
     assert stops >= 20
@@ -120,23 +120,23 @@ def test_what_is_finished_is_kept_by_a_tidy_end_too(tmp_path: Path, settings, un
 
 
 KILLED = """
-import sys
+import json, sys
 from ffncompress import api
 from ffncompress.runtime import stages
 stages.PAUSE = stages.WORTH = 0.0
-api.plan("demo", sys.argv[1], data=[sys.argv[2]], tokens=2048, blocks="1,3", budget="8x")
+api.plan(output=sys.argv[1], **json.loads(sys.argv[2]))
 """
 
 
-def test_a_plan_killed_for_real_twice(tmp_path: Path, text: str, settings, undisturbed) -> None:
+def test_a_plan_killed_for_real_twice(tmp_path: Path, settings, undisturbed) -> None:
     folder = tmp_path / "plan"
     for enough in (4, 11):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), text], env=os.environ)
+        process = start_python(KILLED, folder, json.dumps(settings), imports=OURS)
         end = time.monotonic() + 120
         while len(list(tmp_path.glob("plan.partial/*"))) < enough and time.monotonic() < end:
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait().returncode == -signal.SIGKILL
     assert not folder.exists()
     before = len(list(tmp_path.glob("plan.partial/*")))
     seen: list[str] = []
@@ -169,7 +169,7 @@ def test_a_kill_after_all_was_done(
             planned(folder, settings)
     assert sorted(os.listdir(tmp_path)) == ["plan", "plan.partial"]
     with pytest.raises(ArtifactError, match="already exists"):
-        planned(folder, {**settings, "tokens": 4096})  # not what was asked for then
+        planned(folder, {**settings, "tokens": 2048})  # not what was asked for then
     assert planned(folder, settings, Stopping(1)) == folder
     assert files(folder) == undisturbed
     assert os.listdir(tmp_path) == ["plan"]
@@ -177,9 +177,9 @@ def test_a_kill_after_all_was_done(
         planned(folder, settings)
 
 
-def test_timings_are_measured_once(tmp_path: Path, text: str) -> None:
+def test_timings_are_measured_once(tmp_path: Path, settings) -> None:
     """Or the run that goes on would choose otherwise than the killed one would have."""
-    wanted = {"data": [text], "tokens": 2048, "target_speed": "1.02x", "refit": False}
+    wanted = {**settings, "blocks": None, "budget": None, "target_speed": "1.02x", "refit": False}
     with pytest.raises(Stop):
         planned(tmp_path / "plan", wanted, Stopping(called="verifying"))
     assert planned(tmp_path / "plan", wanted, Stopping(called="timing replacements")).is_dir()
@@ -188,7 +188,7 @@ def test_timings_are_measured_once(tmp_path: Path, text: str) -> None:
 def test_other_settings_are_other_stages(tmp_path: Path, settings, undisturbed) -> None:
     folder = tmp_path / "plan"
     with pytest.raises(Stop):
-        planned(folder, {**settings, "tokens": 4096}, Stopping(called="trying swaps"))
+        planned(folder, {**settings, "tokens": 2048}, Stopping(called="trying swaps"))
     planned(folder, settings)
     assert files(folder) == undisturbed
     assert os.listdir(tmp_path) == ["plan"]
@@ -273,12 +273,11 @@ def test_a_disk_that_is_full_for_stages_does_not_end_the_work(tmp_path: Path, mo
     assert not list((tmp_path / "w").glob("*.pt"))
 
 
-def recipe_of(folder: Path, text: str) -> Path:
-    file = folder / "recipe.yaml"
-    file.write_text(
-        f"model: demo\noutput: unused\nplan: {{data: [{text}], tokens: 2048, blocks: '1,3', budget: 8x}}\n"
-        "eval: {tokens: 600, repeats: 1, max_delta: 500%}\n"
-    )
+def recipe_of(folder: Path, settings) -> Path:
+    file, plan = folder / "recipe.yaml", {**settings}
+    model = plan.pop("model")
+    evaluation = {"tokens": 600, "repeats": 1, "max_delta": "500%"}
+    file.write_text(json.dumps({"model": model, "output": "unused", "plan": plan, "eval": evaluation}))
     return file
 
 
@@ -287,9 +286,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in files(folder).items() if name not in (*AMENDED, MANIFEST_FILE)}
 
 
-def test_a_run_goes_on(tmp_path: Path, text: str, undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on(tmp_path: Path, settings, undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
     """No --overwrite is needed for what its own killed run left; for anything else it still is."""
-    recipe = recipe_of(tmp_path, text)
+    recipe = recipe_of(tmp_path, settings)
     api.run(recipe, output=tmp_path / "a" / "slim")
     target = tmp_path / "b" / "slim"
     place = outputs._place
@@ -320,8 +319,8 @@ def test_a_run_goes_on(tmp_path: Path, text: str, undisturbed, monkeypatch: pyte
         api.run(recipe, output=target)
 
 
-def test_a_run_does_not_take_anybody_elses_plan_for_its_own(tmp_path: Path, text: str, settings) -> None:
-    recipe, target = recipe_of(tmp_path, text), tmp_path / "b" / "slim"
+def test_a_run_does_not_take_anybody_elses_plan_for_its_own(tmp_path: Path, settings) -> None:
+    recipe, target = recipe_of(tmp_path, settings), tmp_path / "b" / "slim"
     with pytest.raises(Stop):
         api.run(recipe, output=target, progress=Stopping(called="writing"))
     made = files(target.parent / "slim-plan")
