@@ -217,7 +217,7 @@ def native(bench: Bench) -> None:
         settings = PlanSettings(budget=budget(bench.sizes[share]), target="native", **bench.settings)
         width = width_within_size(bench.model, bench.blocks, settings)
         shapes = {block.index: Shape("neurons", width) for block in bench.blocks}
-        modules = refit(bench.model, bench.blocks, shapes, bench.fit, choose, bench.run, metrics=metrics)
+        modules = refit(bench.model, bench.blocks, shapes, bench.fit, choose, bench.run, metrics=metrics, inner=True)
         bench.record("native", share, bench.edited(modules), width=width)
 
 

@@ -13,7 +13,7 @@ the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,16 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.models import Block, out_projection
 from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches, row_hooks, stream_weights
+from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
 from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
+from ffncompress.recovery.inner import InnerRows
 from ffncompress.recovery.neurons import Fit
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
@@ -50,6 +53,7 @@ def refit(
     *,
     metrics: Sequence[Tensor] | None = None,
     undo_drift: bool = True,
+    inner: bool = False,
 ) -> dict[int, nn.Module]:
     """Replacements of these shapes for these blocks, each fitted behind the ones before it.
 
@@ -63,6 +67,7 @@ def refit(
             the sake of those behind it.
         metrics: what the loss feels of each block's errors, by direction; none: all directions alike.
         undo_drift: aim at the original's stream, not only at the block's own output.
+        inner: refit the matrices that lead into kept neurons too, not only the one that leads out.
     """
     batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
@@ -74,7 +79,7 @@ def refit(
             shape = shapes.get(block.index)
             metric = None if metrics is None else metrics[block.index]
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
-            facts = {"shapes": up_to_here, "undo_drift": undo_drift}
+            facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
             fit: Fit | None = None if shape is None else run.stages.find(f"refit of block {block.index}", facts)
             sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric, undo_drift)
             drifted = bool(made)
@@ -87,7 +92,8 @@ def refit(
                 if sums is not None:
                     sums.update_(rows, original.stream, held_out)
                 if shape is not None:
-                    states.put("rows", at, (rows.x, rows.stream - block.scale * rows.y))
+                    drift, weights = aim(block, rows, original.stream, undo_drift)
+                    states.put("rows", at, (rows.x, rows.stream - block.scale * rows.y, rows.y + drift, weights))
                 if drifted or shape is not None:
                     states.put("slimmed", at, output)  # its form is right; a new replacement's stream comes below
             if shape is not None:
@@ -95,12 +101,41 @@ def refit(
                     fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
                 assert fit is not None
                 module = build_replacement(block, model.get_submodule(block.path), shape, fit)
+                if shape.width and inner:
+                    _refit_inner_(module, block, states, batches, run, facts)
                 for at in range(len(batches)):
-                    x, before = states.get("rows", at)
+                    x, before, *_ = states.get("rows", at)
                     y = module.to(x)(x)
                     states.put("slimmed", at, _with_stream(states.get("slimmed", at), before + block.scale * y))
                 made[block.index] = module.float().cpu()
     return made
+
+
+def aim(block: Block, rows: Rows, original_stream: Tensor, undo_drift: bool) -> tuple[Tensor, Tensor]:
+    """(what a replacement should add to the FFN's output, what an error of it weighs) in each row."""
+    return (original_stream - rows.stream) / block.scale * undo_drift, stream_weights(original_stream)
+
+
+def _refit_inner_(
+    module: nn.Module, block: Block, states: _Spool, batches: list[tuple[Tensor, bool]], run: Run, facts: Facts
+) -> None:
+    """Refit the matrices that lead into kept neurons, and the one that leads out after them, where that helps."""
+
+    def aimed() -> Iterator[AimedRows]:
+        for at, (_, held_out) in enumerate(batches):
+            x, _, target, weights = states.get("rows", at)
+            yield x, target, weights, held_out
+
+    def make() -> dict[str, Tensor]:
+        for at, rows in enumerate(aimed()):
+            states.put("inner", at, asdict(inner_rows(module.to(rows[0]), block, rows)))
+
+        def spooled() -> Iterator[InnerRows]:
+            return (InnerRows(**states.get("inner", at)) for at in range(len(batches)))
+
+        return refit_inner(module, block, spooled, aimed, run.workers) or {}
+
+    module.load_state_dict(run.stages.keep(f"inner refit of block {block.index}", facts, make), strict=False)
 
 
 def run_layer(
@@ -164,9 +199,9 @@ class _Sums:
     def update_(self, rows: Rows, original_stream: Tensor, held_out: bool) -> None:
         """Add the rows of one batch."""
         device = self.fit.x.device
-        h, x, y, stream, original = (t.to(device) for t in (rows.h, rows.x, rows.y, rows.stream, original_stream))
-        drift = (original - stream) / self.block.scale * self.undo_drift
-        sums, weights = self.held_out if held_out else self.fit, stream_weights(original)
+        drift, weights = (t.to(device) for t in aim(self.block, rows, original_stream, self.undo_drift))
+        h, x, y = (t.to(device) for t in (rows.h, rows.x, rows.y))
+        sums = self.held_out if held_out else self.fit
         if self.shape.kind == "neurons":
             sums.update_(h, drift, weights, torch.float32)
         elif self.shape.kind == "hybrid":

@@ -73,7 +73,9 @@ def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[s
             choice, modules, checks = _refitted(measured, space, settings, choice, modules, joint[-1])
             joint += checks
     if native and settings.refit and settings.by_limit:
-        choice, narrower, checks = narrow_further(measured, space, settings, choice, partial(_refit, measured))
+        choice, narrower, checks = narrow_further(
+            measured, space, settings, choice, partial(_refit, measured, settings=settings)
+        )
         joint = [*joint, *checks] if narrower is not None else [*checks, *joint]  # what is kept stands last
         modules = modules if narrower is None else narrower
     # what the gate holds it to is not measured where ridges, weightings and the refit were chosen
@@ -94,7 +96,7 @@ def _refitted(
     check: JointCheck,
 ) -> tuple[Choice, dict[int, nn.Module], list[JointCheck]]:
     """The replacements refitted in order, where that helps; under a limit, also what the gain can still pay for."""
-    again = _refit(measured, choice)
+    again = _refit(measured, choice, settings)
     checks = [check, measured.check(choice, settings, again)]
     if checks[1].perplexity > check.perplexity:
         return choice, modules, [checks[1], check]  # what is kept stands last
@@ -103,7 +105,7 @@ def _refitted(
         room = limit.allowance(check.base_perplexity) / max(checks[1].delta, 1e-6)
         smaller = spend_gain(space.restricted(Budget.parse(settings.budget).ratio), choice, min(room, 2.0))
         if smaller is not None:
-            more = _refit(measured, smaller)
+            more = _refit(measured, smaller, settings)
             checks.append(measured.check(smaller, settings, more))
             if checks[-1].within_limit:
                 return smaller, more, checks[1:]
@@ -111,12 +113,14 @@ def _refitted(
     return choice, again, checks[1:]
 
 
-def _refit(measured: MeasuredModel, choice: Choice) -> dict[int, nn.Module]:
+def _refit(measured: MeasuredModel, choice: Choice, settings: PlanSettings) -> dict[int, nn.Module]:
+    """The replacements refitted in order; those of one common width by their inner matrices too."""
     shapes = {i: option.shape for i, option in enumerate(choice) if option is not None}
     corpus = measured.corpus
     return refit(
-        measured.model, measured.blocks, shapes, corpus.refit, corpus.choose, measured.run, metrics=measured.metrics
-    )
+        measured.model, measured.blocks, shapes, corpus.refit, corpus.choose, measured.run,
+        metrics=measured.metrics, inner=settings.target == "native",
+    )  # fmt: skip
 
 
 def describe(
