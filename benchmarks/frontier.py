@@ -1,6 +1,7 @@
 """Perplexity at a given size: our planner, each item of its menu alone, the paper's rule, and five peers' ideas.
 
     python benchmarks/frontier.py MODELS DATA --results FILE [--only smollm2] [--tasks 100] [--parts peers]
+        [--shares 0.25]
 
 One run, the same tokens for every method: at most 65,536 fit tokens. smollm2 is fitted on WikiText-2 train, choices are
 made on validation, and perplexity is reported on the first 8,192 tokens of test and of web.txt, at context 512.
@@ -58,8 +59,10 @@ ORDER = ("dense model", "ours", "native", *MENU, *METHODS)
 class Bench:
     """A model, its texts, and the results so far."""
 
-    def __init__(self, name: str, models: Path, data: Path, results: Path, tasks: int) -> None:
-        self.name, self.data, self.file, self.task_count = name, data, results, tasks
+    def __init__(
+        self, name: str, models: Path, data: Path, results: Path, tasks: int, shares: tuple[float, ...] = SHARES
+    ) -> None:
+        self.name, self.data, self.file, self.task_count, self.shares = name, data, results, tasks, shares
         self.reread()
         self.source = find_model(str(models / name))
         self.tokenizer = load_tokenizer(self.source)
@@ -113,9 +116,9 @@ class Bench:
     def key(self, method: str, share: float) -> str:
         return f"{self.name} | {method} | {share:.4f}"
 
-    def missing(self, method: str, shares: tuple[float, ...] = SHARES) -> list[float]:
+    def missing(self, method: str, shares: tuple[float, ...] | None = None) -> list[float]:
         """What is still to be measured, the size with tasks first."""
-        todo = [share for share in shares if self.key(method, share) not in self.results]
+        todo = [share for share in shares or self.shares if self.key(method, share) not in self.results]
         return sorted(todo, key=lambda share: share != TASKS_AT)
 
     def edited(self, modules: dict[int, torch.nn.Module]) -> torch.nn.Module:
@@ -321,10 +324,11 @@ def main() -> None:
     parser.add_argument("--only", choices=["smollm2", "stories15m"])
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--parts", nargs="+", default=["dense", "ours", "native", "peers", "menu"])
+    parser.add_argument("--shares", nargs="+", type=float, choices=SHARES, default=SHARES)
     options = parser.parse_args()
     for name in [options.only] if options.only else ["stories15m", "smollm2"]:
         tasks = options.tasks if name == "smollm2" else 0
-        bench = Bench(name, options.models, options.data, options.results, tasks)
+        bench = Bench(name, options.models, options.data, options.results, tasks, tuple(options.shares))
         for part in options.parts:
             {"dense": dense, "ours": ours, "native": native, "peers": peers, "menu": menu_alone}[part](bench)
         print(f"\n## {name}\n\n{table(bench)}")

@@ -27,7 +27,7 @@ ALL_FOLDED = frozenset({"neurons", "hybrid", *LINEAR_KINDS})
 # the families that a runtime takes with a width for each layer, and the kinds that it takes of them
 RUNTIMES: dict[str, dict[str, frozenset[str]]] = {
     "gguf": {"llama": ALL_FOLDED, "mistral": ALL_FOLDED, "qwen2": ALL_FOLDED, "qwen3": NEURONS},
-    "vllm": {"llama": ALL_FOLDED, "mistral": ALL_FOLDED},
+    "vllm": {"llama": ALL_FOLDED, "mistral": ALL_FOLDED, "qwen2": ALL_FOLDED},
 }
 
 
@@ -52,7 +52,10 @@ def terms_of(config: Config, blocks: list[Block], settings: PlanSettings) -> Ter
         _check_native(config, blocks, settings)
         kinds, price = NEURONS, None
     else:
-        kinds, price = _kinds_of(settings.target, config, blocks), partial(folded_parameters, align=align)
+        kinds = _kinds_of(settings.target, config, blocks)
+        # vLLM has biases in all layers or in none, and a plan of neurons alone may still get a bypass elsewhere
+        biased = settings.target == "vllm" and not wanted <= NEURONS
+        price = partial(folded_parameters, align=align, biased=biased)
     if not wanted & kinds:
         raise BudgetError(
             f"for {settings.target} there are no replacements of the kinds {settings.kinds}; "
@@ -61,11 +64,20 @@ def terms_of(config: Config, blocks: list[Block], settings: PlanSettings) -> Ter
     return Terms(Offer(wanted & kinds, align), price)
 
 
-def folded_parameters(shape: Shape, block: Block, align: int) -> int:
-    """The parameters of a replacement as neurons of a gated FFN, its width padded."""
+def folded_parameters(shape: Shape, block: Block, align: int, biased: bool = False) -> int:
+    """The parameters of a replacement as neurons of a gated FFN, its width padded.
+
+    Args:
+        shape: the replacement.
+        block: what it replaces.
+        align: what widths are padded to.
+        biased: the runtime gives every projection a bias, not just those that need one.
+    """
     rank = min(block.d_in, block.d_out) if shape.kind == "dense" else shape.rank
     width = max(1, -(-(shape.width + rank) // align)) * align
     biases = 0 if shape.kind == "neurons" else width + block.d_out  # of the gates, and of the output
+    if biased:
+        biases = len(block.layout.inner) * width + block.d_out
     return width * block.weights_per_neuron + biases
 
 

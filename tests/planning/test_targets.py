@@ -58,6 +58,7 @@ def test_a_folded_bypass_is_neurons() -> None:
         ("gguf", "llama", set(KINDS)),
         ("gguf", "qwen2", set(KINDS)),
         ("vllm", "llama", set(KINDS)),
+        ("vllm", "qwen2", set(KINDS)),
         ("gguf", "qwen3", None),
         ("gguf", "gpt2", None),
         ("gguf", "gemma", None),
@@ -77,6 +78,16 @@ def test_each_target_takes_what_it_can_express(target: str, family: str, kinds: 
     assert terms.offer.kinds == kinds
     assert terms.offer.align == 32
     assert (terms.price is None) == (target == "native")
+
+
+def test_vllm_gives_every_projection_a_bias_where_one_needs_it() -> None:
+    model = tiny_model("llama")
+    blocks = find_blocks(model)
+    for shape, width in ((Shape("neurons", 40), 64), (Shape("hybrid", 17, 3), 32)):
+        price = terms_of(model.config, blocks, PlanSettings(target="vllm")).price
+        assert price(shape, blocks[0]) == width * 3 * 32 + 2 * width + 32
+    neurons = terms_of(model.config, blocks, PlanSettings(target="vllm", kinds="neurons")).price
+    assert neurons(Shape("neurons", 40), blocks[0]) == 64 * 3 * 32
 
 
 def test_tied_qwen3_takes_neurons() -> None:
