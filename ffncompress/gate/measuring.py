@@ -21,7 +21,7 @@ from ffncompress.gate.perplexity import (
     lm_eval_perplexity,
     remember,
 )
-from ffncompress.models import ModelSource
+from ffncompress.models import ModelSource, forward
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.reading import READING_TOKENS, check_ids, embedding_rows
@@ -176,7 +176,7 @@ def _measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSett
     for round_ in progress(range(settings.repeats + 1), "measuring speed"):
         for model in (base, slimmed):
             start = time.perf_counter()
-            model(input_ids=ids, use_cache=False)
+            forward(model, ids)
             if ids.is_cuda:
                 torch.cuda.synchronize()
             if round_:  # the first round warms up

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ffncompress.models import forward
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.records.origin import Healing
@@ -89,8 +90,8 @@ def _distil(
             for group in optimiser.param_groups:
                 group["lr"] = RATE * min((steps + 1) / WARM_UP, 1.0) * (1 - 0.9 * spent)
             with torch.no_grad():
-                target = original(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
-            ours = model(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
+                target = forward(original, ids).logits.flatten(0, 1).log_softmax(-1)
+            ours = forward(model, ids).logits.flatten(0, 1).log_softmax(-1)
             loss = F.kl_div(ours, target, log_target=True, reduction="batchmean")
             optimiser.zero_grad(set_to_none=True)
             loss.backward()

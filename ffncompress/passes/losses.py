@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ffncompress.models import forward
 from ffncompress.passes.activations import own_batches
 from ffncompress.runtime.run import Run
 from ffncompress.text.windows import TokenWindows
@@ -48,7 +49,7 @@ def sequence_losses(model: Model, windows: TokenWindows, run: Run, label: str = 
 
 def batch_losses(model: Model, batch: Tensor) -> Tensor:
     """Mean next-token loss of each sequence, [batch], float64 on the CPU."""
-    logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
+    logits = forward(model, batch).logits[:, :-1]
     targets = batch[:, 1:].to(logits.device)
     losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
     return losses.view(targets.shape).double().mean(1).cpu()

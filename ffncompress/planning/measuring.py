@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
-from ffncompress.models import Block, ModelSource, context_of, find_blocks, load_model, load_tokenizer
+from ffncompress.models import Block, ModelSource, context_of, ffn_of, find_blocks, load_model, load_tokenizer
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
 from ffncompress.passes.forecast import loss_metrics, predict_losses
@@ -176,7 +176,7 @@ def _try_swaps(
         for b, options in zip(blocks, menus, strict=True)
     ]
     variants = [
-        build_replacement(b, model.get_submodule(b.path), o.shape, f.maps[fit_name(o)])
+        build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
     windows = corpus.choose.up_to(SWAP_TOKENS, least=2)
@@ -203,7 +203,7 @@ def _fits(
     def fit(at: int) -> Fitted:
         own = moments[at]
         assert own is not None
-        return known[at] or fit_block(group[at], own, model.get_submodule(group[at].path), offer)
+        return known[at] or fit_block(group[at], own, ffn_of(model, group[at]), offer)
 
     places = range(len(group))
     return workers.deal(places, fit) if workers.device.type == "cpu" else map(fit, places)

@@ -15,6 +15,7 @@ from ffncompress.models import (
     ModelSource,
     find_blocks,
     find_model,
+    forward,
     load_config,
     load_model,
     load_random,
@@ -124,11 +125,11 @@ class Subject:
         check_enough_rows(self.blocks, corpus.fit.numel())
         some = corpus.fit.batches(BATCH_TOKENS)[: FORWARD_BATCHES + 1]  # a process may have none of its own
         batches = [batch.to(self.run.workers.device) for _, batch in some]
-        self.model(input_ids=batches[0], use_cache=False)
+        forward(self.model, batches[0])
         timed = batches[1:] or batches
         start = time.perf_counter()
         for batch in self.run.progress(timed, "timing a forward pass"):
-            self.model(input_ids=batch, use_cache=False)
+            forward(self.model, batch)
         seconds = time.perf_counter() - start
         tokens = corpus.fit.numel() + corpus.choose.numel()
         return seconds * tokens / sum(batch.numel() for batch in timed) / self.run.workers.count

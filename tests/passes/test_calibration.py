@@ -52,7 +52,7 @@ def test_not_finite_activations_name_the_block() -> None:
     model = tiny_model("gpt2")
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
-    with pytest.raises(NumericsError, match=r"block 1 \(transformer\.h\.1\.mlp\).*--dtype float32"):
+    with pytest.raises(NumericsError, match=r"layer 1 \(transformer\.h\.1\).*--dtype float32"):
         collect_moments(model, find_blocks(model), windows(2), windows(1), Run(Workers("cpu")))
 
 
