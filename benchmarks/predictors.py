@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from ffncompress.models import ffn_of, find_blocks, find_model, load_model, load_tokenizer
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
-from ffncompress.passes.forecast import gradients, loss_by_rank
+from ffncompress.passes.forecast import gradients, steps_by_rank
 from ffncompress.passes.swaps import measure_swaps
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.building import build_replacement
@@ -46,7 +46,7 @@ def gradient_candidates(model, blocks, fits, windows, run) -> list[dict[str, flo
             gg, ee, ss = (t.square().sum(1) for t in (g, e, s))
             sums[i] += torch.stack(
                 [
-                    loss_by_rank(fits[i], x, y, felt)[:, -1].sum(),
+                    steps_by_rank(fits[i], x, y, felt)[:, -1].square().sum() / 2,
                     (g * e).sum(1).square().sum() / 2,
                     (gg * ee).sum() / g.shape[1] / 2,
                     (gg * ss).sum() / g.shape[1],

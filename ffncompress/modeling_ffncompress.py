@@ -40,7 +40,8 @@ NOT_INSTALLED = (
 REPLACEMENT = "is_ffncompress_replacement"  # the attribute that tells a replacement from an FFN: its kind
 BYPASS = ("bypass_down", "bypass_up")
 LOADER_FILE = "modeling_ffncompress.py"
-_AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+_HEADS = ("", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+_AUTO = tuple(f"AutoModel{head}" for head in _HEADS)
 AUTO_MAP = {name: f"modeling_ffncompress.Slimmed{name.removeprefix('Auto')}" for name in ("AutoConfig", *_AUTO)}
 _ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -545,6 +546,12 @@ class SlimmedModelForCausalLM(SlimmedModel):
     """The same for AutoModelForCausalLM."""
 
     auto_class = "AutoModelForCausalLM"
+
+
+class SlimmedModelForMaskedLM(SlimmedModel):
+    """The same for AutoModelForMaskedLM."""
+
+    auto_class = "AutoModelForMaskedLM"
 
 
 class SlimmedModelForSequenceClassification(SlimmedModel):

@@ -42,6 +42,7 @@ from ffncompress.models import (
 )
 from ffncompress.models.base import find_base
 from ffncompress.passes.heal import heal_
+from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.proof import proof_of, prove
 from ffncompress.records.origin import Healing, Origin
 from ffncompress.records.plan import PLAN_FILE, Plan
@@ -136,8 +137,8 @@ def _heal_(
         corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")
-    original = load_model(source, dtype="float32")
-    model.float()
+    original = set_objective_(load_model(source, dtype="float32"), tokenizer)
+    set_objective_(model.float(), tokenizer, original)
     assert settings.heal is not None
     done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, progress)
     model.to(dtype)
@@ -213,8 +214,8 @@ def _licence(source: ModelSource) -> str | None:
 @torch.inference_mode()
 def _prove_parity(model: Model, folder: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
-    ids = torch.arange(3, 19)[None] % model.config.vocab_size
-    expected = forward(model, ids).logits
+    ids = torch.arange(3, 19)[None] % model.get_input_embeddings().weight.shape[0]
+    expected = forward(model, ids)[0]  # logits, or the last hidden state
     again = load(folder, dtype=model.dtype)
-    if not torch.equal(forward(again, ids).logits, expected):
+    if not torch.equal(forward(again, ids)[0], expected):
         raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

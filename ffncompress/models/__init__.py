@@ -30,6 +30,7 @@ from ffncompress.models.loading import (
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
+from ffncompress.models.tasks import task_of
 
 __all__ = [
     "EMBEDDED",
@@ -59,5 +60,6 @@ __all__ = [
     "quiet_bars",
     "settled_parameters",
     "supported",
+    "task_of",
     "width_key",
 ]

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffncompress.models import Block, forward
+from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batches, pulled_back, row_hooks
+from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.recovery.neurons import Fit
 from ffncompress.runtime.run import Run
@@ -48,15 +48,17 @@ def predict_losses(
 ) -> list[dict[str, Tensor]]:
     """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
     model.requires_grad_(False)
+    objective = objective_of(model)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     sums = [total for each in totals for total in each.values()]
     for at, batch in run.loop(own_batches(windows, run.workers), sums, "predicting costs", key):
         taken = gradients(model, blocks, batch, label_seeds(at, seed))
         for felt, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
-                total[name] += losses_of(fit, felt).sum(0).cpu()
+                total[name] += objective.expected(steps_of(fit, felt), len(batch)).cpu()
     run.workers.sum_(sums)
-    return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
+    count = objective.count(windows)
+    return [{name: total / count for name, total in each.items()} for each in totals]
 
 
 def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: Run, seed: int = 0) -> list[Tensor]:
@@ -69,7 +71,7 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
             gradient = felt.gradient.double()
             metric += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
-    return [metric / windows.numel() for metric in metrics]
+    return [metric / objective_of(model).count(windows) for metric in metrics]
 
 
 def label_seeds(at: Tensor, seed: int) -> list[int]:
@@ -106,23 +108,23 @@ class Felt:
         return cls(rows, gradient, scale * rows.stream, along, torch.full_like(along, scale**2))
 
 
-def losses_of(fit: Fit, felt: Felt) -> Tensor:
-    """The predicted loss of each row at each rank of a fit, [rows, ranks]."""
+def steps_of(fit: Fit, felt: Felt) -> Tensor:
+    """By how much each row moves the loss that was drawn, at each rank of a fit, [rows, ranks]."""
     rows = felt.rows
     if isinstance(fit, LinearFit):
-        return loss_by_rank(fit, rows.x, rows.y, felt)
+        return steps_by_rank(fit, rows.x, rows.y, felt)
     if isinstance(fit, HybridFit):
         h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
-        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), felt, _ranks(fit) - 1)
+        return steps_by_rank(fit.bypass, *fit.remainders(h, x, y), felt, _ranks(fit) - 1)
     out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
     error = rows.h[:, fit.kept].to(out) @ out - y
     error = error if fit.bias is None else error + fit.bias.to(out)
     s, g, e = (t.double() for t in (felt.stream, felt.gradient, error))
-    return _loss((g * e).sum(1, keepdim=True), (s * e).sum(1, keepdim=True), (e * e).sum(1, keepdim=True), felt)
+    return _step((g * e).sum(1, keepdim=True), (s * e).sum(1, keepdim=True), (e * e).sum(1, keepdim=True), felt)
 
 
-def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, felt: Felt, highest: int | None = None) -> Tensor:
-    """The predicted loss of each row at rank 0 to `highest` (none: all), [rows, ranks]."""
+def steps_by_rank(fit: LinearFit, x: Tensor, y: Tensor, felt: Felt, highest: int | None = None) -> Tensor:
+    """The same of a linear map at rank 0 to `highest` (none: all), [rows, ranks]."""
     highest = fit.max_rank if highest is None else highest
     x, y, s, g = (t.float() for t in (x, y, felt.stream, felt.gradient))  # single products, double sums
     v = fit.directions[:, :highest].to(x)
@@ -137,15 +139,15 @@ def loss_by_rank(fit: LinearFit, x: Tensor, y: Tensor, felt: Felt, highest: int 
     # |e0 + sum_{i <= j} v_i c_i|^2 grows by the square of the new term and twice its product with all before it
     before = e0 @ v + c @ (v.T @ v).triu(1)
     ee = along((e0 * e0).sum(1), 2 * before * c + c * c * (v * v).sum(0))
-    return _loss(ge, se, ee, felt)
+    return _step(ge, se, ee, felt)
 
 
-def _loss(ge: Tensor, se: Tensor, ee: Tensor, felt: Felt) -> Tensor:
+def _step(ge: Tensor, se: Tensor, ee: Tensor, felt: Felt) -> Tensor:
     """The step on the stream's direction, from inner products of g, s and e, [rows, ranks]."""
     gs = felt.along[:, None]
     ss = felt.rows.stream.double().square().sum(1, keepdim=True).clamp_min(1e-30)
     after = (ss + 2 * se + felt.gain[:, None] * ee).clamp_min(1e-12 * ss)  # |s + e|^2
-    return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
+    return (gs + ge) * (ss / after).sqrt() - gs
 
 
 def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[Felt]:
@@ -168,9 +170,7 @@ def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[
     places = [[b.out_path, *([b.after_path] if b.after_path else [])] for b in blocks]
     hooks += [(path, probe(at)) for at, own in enumerate(places) for path in own]
     with hooked(model, hooks), torch.enable_grad():
-        logits = forward(model, batch).logits[:, :-1].float()
-        labels = _draw(logits.detach(), seeds)
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+        objective_of(model).drawn(model, batch, seeds).backward()  # type: ignore[no-untyped-call]
     return [_felt(model, *each) for each in zip(blocks, found, probes, strict=True)]
 
 
@@ -183,13 +183,3 @@ def _felt(model: Model, block: Block, rows: Rows, probes: list[Tensor]) -> Felt:
     behind = Felt.directly(rows, gradients[1], block.scale)
     stream = pulled_back(model.get_submodule(block.after_path), rows.y, behind.stream)
     return Felt(rows, gradients[0], stream, behind.along, behind.gain * gains(rows.y, rows.added))
-
-
-def _draw(logits: Tensor, seeds: Sequence[int]) -> Tensor:
-    """A label for each token from the model's own distribution, [batch, length]."""
-    chances = logits.softmax(-1).cpu()
-    rows = [
-        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
-        for row, seed in zip(chances, seeds, strict=True)
-    ]
-    return torch.stack(rows).to(logits.device)

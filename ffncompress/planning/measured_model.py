@@ -32,6 +32,7 @@ class MeasuredModel:
     source: ModelSource
     model: Model
     blocks: list[Block]
+    kept_layers: dict[int, str]  # those without a block, and why
     corpus: Corpus
     run: Run
     base: float  # perplexity on the choose windows

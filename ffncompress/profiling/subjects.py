@@ -23,6 +23,7 @@ from ffncompress.models import (
 )
 from ffncompress.passes.activations import BATCH_TOKENS
 from ffncompress.passes.calibration import check_enough_rows
+from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length
 from ffncompress.runtime.progress import step
 from ffncompress.runtime.run import Run
@@ -70,8 +71,10 @@ class Subject:
         with step(self.run.progress, f"loading {self.name}"):
             dtype, where = self.run.workers.dtype(self.settings.dtype), self.run.workers.device_map
             if self.variant == RANDOM:
-                return load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
-            return load_model(self.source, dtype=dtype, device_map=where)
+                model = load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
+            else:
+                model = load_model(self.source, dtype=dtype, device_map=where)
+            return set_objective_(model, self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
