@@ -88,7 +88,7 @@ def _check_depth(directory: Path, name: str) -> None:
     from safetensors import safe_open
 
     config = _stated(directory)
-    depths = [value for key in _DEPTHS if type(value := config.get(key)) in (int, float)]
+    depths: list[float] = [value for key in _DEPTHS if type(value := config.get(key, "")) in (int, float)]
     tensors = 0
     for file in directory.glob("*.safetensors"):
         with safe_open(file, framework="pt") as content:

@@ -1,10 +1,10 @@
 """Whether a description of a layer's FFN is true, tried on a forward pass.
 
 Three things are asked of it. Its neurons stand each for itself: with what leads in shuffled over tokens and over
-neurons, and some of it spoilt, the inner activations are the same, shuffled and spoilt in the same places; so a neuron
-can go, and its inner activation is a function of its own row alone. Its module gives what its output matrix gives, and
-wants nothing but its input. And its output reaches the residual stream: silence it, and what leaves the layer loses
-just that, times a scale, or behind the norm that the description names.
+neurons, and some of it spoilt here and there, the inner activations are the same, shuffled and spoilt in just those
+places; so a neuron can go, and what it does at a token is a function of its own rows at that token alone. Its module
+gives what its output matrix gives, and wants nothing but its input. And its output reaches the residual stream:
+silence it, and what leaves the layer loses just that, times a scale, or behind the norm that the description names.
 """
 
 from __future__ import annotations
@@ -61,20 +61,19 @@ def _check_neurons(run: LayerRun, family: Family) -> None:
     ):
         raise UnfitError("the matrices of its FFN do not fit each other")
     generator = torch.Generator().manual_seed(0)
-    rows, width = torch.randperm(h.shape[-2], generator=generator), h.shape[-1]
-    columns, spoilt = torch.randperm(width, generator=generator), torch.rand(width, generator=generator) < 0.25
-    rows, columns, spoilt = (t.to(h.device) for t in (rows, columns, spoilt))
+    tokens, width = h.shape[-2:]
+    rows, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
+    spoilt = (torch.rand(tokens, width, generator=generator) < 0.25).to(h.device)
 
     def shuffled(z: Tensor) -> Tensor:
         parts = z.index_select(-2, rows).unflatten(-1, (layout.fused, width))[..., columns]
-        return torch.where(spoilt, 1.5 - parts, parts).flatten(-2)
+        return torch.where(spoilt[:, None], 1.5 - parts, parts).flatten(-2)
 
-    # a family may add in place to what a hook returns: each lead gets a tensor of its own
     found = part(run.changed({lead.name: shuffled for lead in leads}), family, layout.out).input
     expected = h.index_select(-2, rows)[..., columns]
-    if not _near(found[..., ~spoilt], expected[..., ~spoilt]):
+    if not _near(torch.where(spoilt, 0, found), torch.where(spoilt, 0, expected)):
         raise UnfitError("the neurons of its FFN do not stand each for itself")
-    if spoilt.any() and torch.equal(found[..., spoilt], expected[..., spoilt]):
+    if torch.equal(found, expected):
         raise UnfitError("the neurons of its FFN are not fed by the matrices that seem to lead in")
 
 

@@ -51,13 +51,13 @@ def predict_losses(
     objective = objective_of(model)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     sums = [total for each in totals for total in each.values()]
-    for at, batch in run.loop(own_batches(windows, run.workers), sums, "predicting costs", key):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed))
+    for at, batch, draw in run.loop(_drawn_batches(model, windows, run), sums, "predicting costs", key):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
         for felt, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
                 total[name] += objective.expected(steps_of(fit, felt), len(batch)).cpu()
     run.workers.sum_(sums)
-    count = objective.count(windows)
+    count = objective.draws * objective.count(windows)
     return [{name: total / count for name, total in each.items()} for each in totals]
 
 
@@ -65,18 +65,25 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
     """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
     model.requires_grad_(False)
     metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
-    for at, batch in run.progress(own_batches(windows, run.workers), "asking what the loss feels"):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed))
+    for at, batch, draw in run.progress(_drawn_batches(model, windows, run), "asking what the loss feels"):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
         for metric, felt in zip(metrics, taken, strict=True):
             gradient = felt.gradient.double()
             metric += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
-    return [metric / objective_of(model).count(windows) for metric in metrics]
+    objective = objective_of(model)
+    return [metric / (objective.draws * objective.count(windows)) for metric in metrics]
 
 
-def label_seeds(at: Tensor, seed: int) -> list[int]:
+def _drawn_batches(model: Model, windows: TokenWindows, run: Run) -> list[tuple[Tensor, Tensor, int]]:
+    """This process's batches, each as often as labels are drawn."""
+    draws = range(objective_of(model).draws)
+    return [(at, batch, draw) for at, batch in own_batches(windows, run.workers) for draw in draws]
+
+
+def label_seeds(at: Tensor, seed: int, draw: int = 0) -> list[int]:
     """A seed for each window, so that the labels do not depend on how the windows are shared out."""
-    return [seed + 7919 * index for index in at.tolist()]
+    return [seed + 7919 * index + 15_485_863 * draw for index in at.tolist()]
 
 
 def _ranks(fit: Fit) -> int:

@@ -39,6 +39,10 @@ class Objective(Protocol):
     def task(self) -> Task:
         """What the model is for."""
 
+    @property
+    def draws(self) -> int:
+        """How often labels are drawn anew where something is expected over them: the more, the fewer there are."""
+
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """The mean loss of each window, [batch], float64 in main memory."""
 
@@ -89,6 +93,7 @@ class Causal:
     """The next token."""
 
     task: Task = "causal"
+    draws: int = 1
 
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """The mean loss of each window."""
@@ -123,6 +128,7 @@ class Masked:
 
     mask: int
     task: Task = "masked"
+    draws: int = 4
 
     def _hidden(self, batch: Tensor) -> tuple[Tensor, slice]:
         """The batch with some tokens hidden, and which: never the first, with which the tokenizer begins a text."""
@@ -162,6 +168,7 @@ class Embedding:
 
     reference: Model
     task: Task = "embedding"
+    draws: int = 8
 
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """1 - cos of each window."""
@@ -171,7 +178,8 @@ class Embedding:
         """The sum of steps along a random direction for each window."""
         found = embedding(forward(model, batch))
         directions = [torch.randn(found.shape[1], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return (found * torch.stack(directions).to(found)).sum()
+        total: Tensor = (found * torch.stack(directions).to(found)).sum()
+        return total
 
     def count(self, windows: TokenWindows) -> int:
         """A loss for each window."""
@@ -179,7 +187,8 @@ class Embedding:
 
     def expected(self, steps: Tensor, windows: int) -> Tensor:
         """A window has one label, and the errors of its tokens add up before they are felt."""
-        return steps.unflatten(0, (windows, -1)).sum(1).square().sum(0) / 2
+        together: Tensor = steps.unflatten(0, (windows, -1)).sum(1)
+        return together.square().sum(0) / 2
 
     def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
         """The mean of 1 - cos."""
@@ -189,7 +198,8 @@ class Embedding:
         with torch.no_grad():
             expected = embedding(forward(original, batch)).double()
         found = embedding(forward(model, batch)).double()
-        return (found - expected.to(found)).square().sum(1) / 2  # 1 - cos, without its rounding
+        apart: Tensor = (found - expected.to(found)).square().sum(1) / 2  # 1 - cos, without its rounding
+        return apart
 
 
 def embedding(output: LayerOutput) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from conftest import tiny_model
 
 from ffncompress import Plan
-from ffncompress.models import find_blocks, installed
+from ffncompress.models import ffn_of, find_blocks, installed
 from ffncompress.passes.activations import Rows, hooked
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.forecast import Felt, loss_metrics, predict_losses, steps_by_rank
@@ -85,7 +85,7 @@ def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
     ids = torch.stack(joined_windows(parts["choose"], tokenizer, length=64, count=24).rows)
     blocks = find_blocks(demo_model)
     moments = collect_moments(demo_model, blocks, fit_ids, ids, run)
-    ffns = [demo_model.get_submodule(block.path) for block in blocks]
+    ffns = [ffn_of(demo_model, block) for block in blocks]
     maps = [fit_block(*each).maps for each in zip(blocks, moments, ffns, strict=True)]
     predicted = predict_losses(demo_model, blocks, maps, ids, run)
     with torch.inference_mode():
