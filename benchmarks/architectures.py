@@ -3,7 +3,7 @@
     python benchmarks/architectures.py --results FILE [--only gemma3_text opt] [--find]
 
 Every causal and every masked language model of the installed transformers, random and small, is planned, applied,
-reloaded by plain `from_pretrained` (whose logits `apply` has compared), and asked for five tokens, or for one hidden one.
+reloaded by plain `from_pretrained` (`apply` has compared its logits), and asked for five tokens, or for a hidden one.
 With --find its FFNs are only looked for. FILE keeps each finished row: a killed run goes on from it. A new release of
 transformers is checked with this one command; the row of a model that was refused says why.
 """

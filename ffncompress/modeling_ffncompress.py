@@ -542,25 +542,7 @@ class SlimmedModel(SlimmedConfig):
         return own.from_pretrained(name, *args, config=config, **{**options, "trust_remote_code": False})
 
 
-class SlimmedModelForCausalLM(SlimmedModel):
-    """The same for AutoModelForCausalLM."""
-
-    auto_class = "AutoModelForCausalLM"
-
-
-class SlimmedModelForMaskedLM(SlimmedModel):
-    """The same for AutoModelForMaskedLM."""
-
-    auto_class = "AutoModelForMaskedLM"
-
-
-class SlimmedModelForSequenceClassification(SlimmedModel):
-    """The same for AutoModelForSequenceClassification."""
-
-    auto_class = "AutoModelForSequenceClassification"
-
-
-class SlimmedModelForTokenClassification(SlimmedModel):
-    """The same for AutoModelForTokenClassification."""
-
-    auto_class = "AutoModelForTokenClassification"
+for _head in _HEADS[1:]:  # SlimmedModelForCausalLM and the others, which config.json names
+    globals()[f"SlimmedModel{_head}"] = type(
+        f"SlimmedModel{_head}", (SlimmedModel,), {"auto_class": f"AutoModel{_head}", "__module__": __name__}
+    )

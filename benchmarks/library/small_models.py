@@ -103,12 +103,14 @@ def _parts(config: transformers.PreTrainedConfig) -> list[transformers.PreTraine
     return [config, *(v for v in vars(config).values() if isinstance(v, transformers.PreTrainedConfig))]
 
 
-def small_model(model_type: str, auto: type = transformers.AutoModelForCausalLM) -> torch.nn.Module:
-    """A random model of a family, small.
+def small_model(model_type: str, auto: type | None = None) -> torch.nn.Module:
+    """A random model of a family, small; of one with masked language models, one of those, unless said otherwise.
 
     Raises:
         Exception: it cannot be built so, whatever the family's code says of it.
     """
+    masked = model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    auto = auto or (transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM)
     config = small_config(model_type)
     with torch.device("meta"):
         size = sum(p.numel() for p in auto.from_config(config).parameters())

@@ -65,13 +65,15 @@ ROWS: tuple[tuple[Family, str], ...] = (
     (Family("mlp", UNGATED), "apertus arcee jais2 nemotron"),
     (Family("mlp", TWO), "nanochat phi"),
     (Family("mlp", Layout(("fc_in",), "fc_out")), "codegen gptj"),
-    (Family("mlp", Layout(("Wi",), "Wo", fused=2)), "modernbert-decoder"),
+    (Family("mlp", Layout(("Wi",), "Wo", fused=2)), "modernbert modernbert-decoder"),
     (Family("mlp", Layout(("dense_h_to_4h",), "dense_4h_to_h", activation="gelu_impl")), "bloom"),
     (Family("ffn", Layout(("up_proj",), "down_proj", activation="act")), "mpt"),
     (Family("feed_forward", GATED), "bamba"),
     (Family("feed_forward", Layout(("w1", "w3"), "w2")), "lfm2"),
     (Family("mlp_block", GATED), "recurrent_gemma"),
     (Family("", INLINE), "biogpt opt xglm"),
+    (Family("", BERT, stream="output.LayerNorm"), "bert camembert deberta-v2 electra mpnet roberta xlm-roberta"),
+    (Family("ffn", Layout(("lin1",), "lin2"), stream="output_layer_norm"), "distilbert"),
 )
 FAMILIES = {name: family for family, names in ROWS for name in names.split()}
 

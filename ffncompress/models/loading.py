@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
+from ffncompress.modeling_ffncompress import METHOD
 from ffncompress.models.sources import ModelSource
 from ffncompress.models.tasks import auto_class
 from ffncompress.sanitize import in_short, parse_json
@@ -41,13 +42,50 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: DeviceMa
             options["dtype"] = torch.float32
     else:
         options |= {"use_safetensors": True, "trust_remote_code": source.trust_remote_code}
-    with _explained(source, "not loadable as a language model"):
+        options |= _dequantising(source)
+    method = _quantised_by(source)
+    quantised = f"its weights are quantised ({method}); start from the model as it was before: it is " if method else ""
+    with _explained(source, f"{quantised}not loadable as a language model"):
         model = load_whole(source.directory, source.name, **options)
-    if source.gguf_file:
-        model.is_quantized, model.hf_quantizer = False, None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-    return model.eval()
+    return _dequantised(model, source).eval()
+
+
+def _quantised_by(source: ModelSource) -> str | None:
+    """The method that a model's weights were quantised by; ours quantises nothing."""
+    stated = {} if source.gguf_file else _stated(source.directory).get("quantization_config")
+    method = stated.get("quant_method", "an unnamed method") if isinstance(stated, dict) else None
+    return None if method == METHOD else method if stated else None
+
+
+def _dequantising(source: ModelSource) -> dict[str, Any]:
+    """What makes transformers give plain weights while it reads them, where it can."""
+    import transformers
+
+    kind = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}.get(_quantised_by(source) or "")
+    return {"quantization_config": getattr(transformers, kind)(dequantize=True)} if kind else {}
+
+
+def _dequantised(model: Model, source: ModelSource) -> Model:
+    """The model with plain weights: fits are exact in the numbers that are stored, and a slimmed model stores new ones.
+
+    Raises:
+        ModelError: transformers has no way back from them.
+    """
+    method = "gguf" if source.gguf_file else _quantised_by(source)
+    if method is None:
+        return model
+    if getattr(model, "is_quantized", False) and method != "gguf":
+        try:
+            model = model.dequantize()
+        except Exception as error:  # each method has its own
+            raise ModelError(
+                f"{source.name}: its weights are quantised ({method}), and transformers has no way back from that here "
+                f"({in_short(error)}); start from the model as it was before"
+            ) from error
+    model.is_quantized, model.hf_quantizer = False, None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model
 
 
 def load_whole(directory: str | Path, name: str, **options: Any) -> Model:

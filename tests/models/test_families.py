@@ -10,7 +10,7 @@ from library.small_models import small_model
 from torch import nn
 
 from ffncompress.errors import ModelError
-from ffncompress.models import count_parameters, ffn_of, find_blocks, find_ffns
+from ffncompress.models import count_parameters, ffn_of, find_blocks, find_ffns, forward
 from ffncompress.models.families import FAMILIES
 from ffncompress.models.layer_run import LayerRun
 from ffncompress.models.looking import look
@@ -39,7 +39,7 @@ def test_a_row_is_what_would_be_found_without_it(family: str) -> None:
     seen = []
     handle = layer.register_forward_hook(lambda m, a, k, _: seen.append(LayerRun.of(m, a, k)), with_kwargs=True)
     with torch.inference_mode():
-        model(input_ids=torch.arange(2, 10)[None], use_cache=False)
+        forward(model, torch.arange(2, 10)[None])
     handle.remove()
     described, _ = look(seen[0])
     assert described == FAMILIES[family]
