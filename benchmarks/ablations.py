@@ -15,8 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block, find_blocks, find_model, installed, load_model, load_tokenizer, out_projection
-from ffncompress.passes import calibration
+from ffncompress.models import (
+    Block,
+    ffn_of,
+    find_blocks,
+    find_model,
+    installed,
+    load_model,
+    load_tokenizer,
+    out_projection,
+)
+from ffncompress.passes import activations
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.forecast import gradients, label_seeds, loss_metrics, predict_losses
@@ -43,7 +52,7 @@ class Study:
     def __init__(self, model: nn.Module, fit: Tensor, held: Tensor, share: float) -> None:
         self.model, self.fit, self.held, self.share = model, fit, held, share
         self.blocks = find_blocks(model)
-        self.ffns = [model.get_submodule(block.path) for block in self.blocks]
+        self.ffns = [ffn_of(model, block) for block in self.blocks]
         few = max(1, GRADIENT_TOKENS // fit.shape[1])
         self.metrics = loss_metrics(model, self.blocks, fit[:few], RUN)
         self.relative = relative_metrics(model, self.blocks, fit[:few])
@@ -116,11 +125,11 @@ class Study:
 
     def reweighted(self, weigh: Callable[[Tensor], Tensor]) -> list[BlockMoments]:
         """Moments with other row weights."""
-        before, calibration.stream_weights = calibration.stream_weights, weigh
+        before, activations.stream_weights = activations.stream_weights, weigh
         try:
             moments = collect_moments(self.model, self.blocks, self.fit, self.held, RUN)
         finally:
-            calibration.stream_weights = before
+            activations.stream_weights = before
         return self.with_metrics(moments, self.metrics)
 
 
@@ -128,8 +137,8 @@ def relative_metrics(model: nn.Module, blocks: list[Block], windows: Tensor) -> 
     """E[|s|^2 g g'] of each block: what an error relative to the stream costs, by direction."""
     metrics = [torch.zeros(b.d_out, b.d_out, dtype=torch.float64) for b in blocks]
     for at, ids in own_batches(windows, RUN):
-        for total, (rows, g) in zip(metrics, gradients(model, blocks, ids, label_seeds(at, 0)), strict=True):
-            scaled = (g * rows.stream.norm(dim=1, keepdim=True)).double()
+        for total, felt in zip(metrics, gradients(model, blocks, ids, label_seeds(at, 0)), strict=True):
+            scaled = (felt.gradient * felt.rows.stream.norm(dim=1, keepdim=True)).double()
             total += scaled.T @ scaled
     return metrics
 

@@ -25,6 +25,7 @@ from ffncompress import recovery
 from ffncompress.models import (
     context_of,
     count_parameters,
+    ffn_of,
     find_blocks,
     find_model,
     install_,
@@ -239,7 +240,7 @@ def menu_alone(bench: Bench) -> None:
     few = fit[: GRADIENT_TOKENS // bench.context]
     for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.run), strict=True):
         own.metric = metric
-    ffns = [bench.model.get_submodule(block.path) for block in bench.blocks]
+    ffns = [ffn_of(bench.model, block) for block in bench.blocks]
     r2_lin = [recovery.r2(recovery.fit_linear(m.fit, m.held_out), m.held_out) for m in moments]
 
     def made(i: int, shape: Shape) -> torch.nn.Module:

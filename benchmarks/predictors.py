@@ -13,10 +13,10 @@ import statistics
 import torch
 from scipy.stats import spearmanr
 
-from ffncompress.models import find_blocks, find_model, load_model, load_tokenizer
+from ffncompress.models import ffn_of, find_blocks, find_model, load_model, load_tokenizer
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
-from ffncompress.passes.forecast import gradients, loss_by_rank
+from ffncompress.passes.forecast import gradients, steps_by_rank
 from ffncompress.passes.swaps import measure_swaps
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.building import build_replacement
@@ -39,13 +39,14 @@ def gradient_candidates(model, blocks, fits, windows, run) -> list[dict[str, flo
     """Candidates that need a backward pass, labels drawn from the model."""
     sums = [torch.zeros(6, dtype=torch.float64) for _ in blocks]
     for at, batch in own_batches(windows, run.workers):
-        for i, (rows, gradient) in enumerate(gradients(model, blocks, batch, at.tolist())):
-            x, y, s, g = (t.double() for t in (rows.x, rows.y, rows.stream, gradient))
+        for i, felt in enumerate(gradients(model, blocks, batch, at.tolist())):
+            rows = felt.rows
+            x, y, s, g = (t.double() for t in (rows.x, rows.y, rows.stream, felt.gradient))
             e = x @ fits[i].weight + fits[i].bias - y
             gg, ee, ss = (t.square().sum(1) for t in (g, e, s))
             sums[i] += torch.stack(
                 [
-                    loss_by_rank(fits[i], x, y, s, g)[:, -1].sum(),
+                    steps_by_rank(fits[i], x, y, felt)[:, -1].square().sum() / 2,
                     (g * e).sum(1).square().sum() / 2,
                     (gg * ee).sum() / g.shape[1] / 2,
                     (gg * ss).sum() / g.shape[1],
@@ -81,7 +82,7 @@ def main() -> None:
     ids = joined_windows(choose_text, tokenizer, length=128, count=options.swap_tokens // 128)
 
     moments = collect_moments(model, blocks, fit_ids, ids, run)
-    ffns = [model.get_submodule(block.path) for block in blocks]
+    ffns = [ffn_of(model, block) for block in blocks]
     fitted = [fit_block(*each) for each in zip(blocks, moments, ffns, strict=True)]
     maps = [each.maps[STREAM] for each in fitted]
     dense = [Shape("dense", rank=block.d_in) for block in blocks]

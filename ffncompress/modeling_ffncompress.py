@@ -30,8 +30,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 METHOD = "ffncompress"
-FORMAT_VERSION = 4
-READABLE = (2, 3, 4)  # 2: without the activations' guard; 3: a constant has a matrix of no columns
+FORMAT_VERSION = 5
+READABLE = (2, 3, 4, 5)  # 2: no guard; 3: a constant has a matrix of no columns; 4: no fused and no inline FFNs
 GUARD = "slimmed by ffncompress"
 NOT_INSTALLED = (
     f"{GUARD}, which is not installed here: pip install ffncompress, or pass trust_remote_code=True to run the loader "
@@ -40,9 +40,10 @@ NOT_INSTALLED = (
 REPLACEMENT = "is_ffncompress_replacement"  # the attribute that tells a replacement from an FFN: its kind
 BYPASS = ("bypass_down", "bypass_up")
 LOADER_FILE = "modeling_ffncompress.py"
-_AUTO = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+_HEADS = ("", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+_AUTO = tuple(f"AutoModel{head}" for head in _HEADS)
 AUTO_MAP = {name: f"modeling_ffncompress.Slimmed{name.removeprefix('Auto')}" for name in ("AutoConfig", *_AUTO)}
-_ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation")
+_ACTIVATION_KEYS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _CONFIG_TURN = "update_attn_implementation" if hasattr(HfQuantizer, "update_attn_implementation") else "update_tp_plan"
 _TURNS = ("validate_environment", _CONFIG_TURN, "preprocess_model", "postprocess_model")  # of a quantizer, in order
@@ -100,6 +101,52 @@ class ConstantFFN(LinearFFN):
         self.add_module(out, Constant(d_out))
 
 
+class InlineFFN(nn.Module):
+    """An FFN without a module of its own: a lead, an activation and an output that lie among others in a layer.
+
+    It holds them under the names that they have there, and stands for them as a whole. In a model they are replaced one
+    by one (`put`): what runs is the layer's own code.
+    """
+
+    def __init__(self, inner: str, activation: str, out: str, parts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.names = (inner, activation, out)
+        for name, part in zip(self.names, parts, strict=True):
+            *above, last = name.split(".")
+            place: nn.Module = self
+            for each in above:
+                if each not in place._modules:
+                    place.add_module(each, nn.Module())
+                place = place.get_submodule(each)
+            place.add_module(last, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One part after the other."""
+        for name in self.names:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+class PartlyActive(nn.Module):
+    """An activation of the first features; the others pass as they are."""
+
+    def __init__(self, width: int, own: nn.Module) -> None:
+        super().__init__()
+        self.width, self.own = width, own
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The two side by side."""
+        return torch.cat([self.own(z[..., : self.width]), z[..., self.width :]], -1)
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """A module at a dotted path; of an FFN without a module of its own, each part at its own."""
+    for name in module.names if isinstance(module, InlineFFN) else ("",):
+        part, place = (module.get_submodule(name), f"{path}.{name}") if name else (module, path)
+        parent, _, last = place.rpartition(".")
+        setattr(model.get_submodule(parent), last, part)
+
+
 @cache
 def _with_bypass(own: type[nn.Module]) -> type[nn.Module]:
     """The FFN's own class, with a low-rank linear map of its input added to its output."""
@@ -122,34 +169,73 @@ def _new_hybrid(own: type[nn.Module]) -> nn.Module:
     return made.__new__(made)
 
 
-def build(kind: str, width: int, rank: int, inner: Iterable[str], out: str, ffn: nn.Module) -> nn.Module:
-    """An uninitialised replacement for an FFN whose projections have these names.
+def build(
+    kind: str,
+    width: int,
+    rank: int,
+    inner: Iterable[str],
+    out: str,
+    ffn: nn.Module,
+    fused: int = 1,
+    activation: str | None = None,
+) -> nn.Module:
+    """An uninitialised replacement for an FFN.
+
+    Args:
+        kind: what it becomes.
+        width: neurons that are kept.
+        rank: of a linear map, or of the bypass beside neurons.
+        inner: the names of the matrices that lead in.
+        out: the name of the matrix that leads out.
+        ffn: the FFN; or, of one without a module of its own, what its parts lie in.
+        fused: how many matrices stand above one another in an inner one (a gate and an up: 2).
+        activation: the name of the module between, of an FFN without a module of its own.
 
     Raises:
         ValueError: there is no such kind.
     """
     inner = tuple(inner)
+    if kind not in ("dense", "low-rank", "constant", "neurons", "hybrid"):
+        raise ValueError(f"unknown replacement kind {kind!r}")
     d_in, d_out = in_out(ffn.get_submodule(inner[0]))[0], in_out(ffn.get_submodule(out))[1]
     module: nn.Module
-    if kind == "dense":
+    if activation is not None:
+        module = _inline(kind, width, rank, inner[0], activation, out, ffn)
+    elif kind == "dense":
         module = LinearFFN(out, d_in, d_out)
     elif kind == "low-rank":
         module = LowRankFFN(inner[-1], out, d_in, d_out, rank)
     elif kind == "constant":
         module = ConstantFFN(out, d_out)
-    elif kind in ("neurons", "hybrid"):
-        module = _narrowed(ffn, inner, out, width)
     else:
-        raise ValueError(f"unknown replacement kind {kind!r}")
-    if kind == "hybrid":
-        module.__class__ = _with_bypass(type(module))  # type: ignore[arg-type]
-        module.add_module(BYPASS[0], nn.Linear(d_in, rank, bias=False))
-        module.add_module(BYPASS[1], nn.Linear(rank, d_out))
-    setattr(module, REPLACEMENT, kind)
+        module = _narrowed(ffn, inner, out, width, fused)
+        if kind == "hybrid":
+            module.__class__ = _with_bypass(type(module))  # type: ignore[arg-type]
+            module.add_module(BYPASS[0], nn.Linear(d_in, rank, bias=False))
+            module.add_module(BYPASS[1], nn.Linear(rank, d_out))
+    # of an FFN without a module of its own, only the parts are seen in a model
+    for marked in map(module.get_submodule, module.names) if isinstance(module, InlineFFN) else (module,):
+        setattr(marked, REPLACEMENT, kind)
     return module
 
 
-def _narrowed(ffn: nn.Module, inner: tuple[str, ...], out: str, width: int) -> nn.Module:
+def _inline(kind: str, width: int, rank: int, inner: str, activation: str, out: str, ffn: nn.Module) -> InlineFFN:
+    """A replacement by parts. What is linear passes the activation by: a bypass is features that it leaves alone."""
+    own_inner, own_out = ffn.get_submodule(inner), ffn.get_submodule(out)
+    d_in, d_out = in_out(own_inner)[0], in_out(own_out)[1]
+    if kind == "constant":
+        return InlineFFN(inner, activation, out, (nn.Identity(), nn.Identity(), Constant(d_out)))
+    if kind == "dense":
+        return InlineFFN(inner, activation, out, (nn.Identity(), nn.Identity(), nn.Linear(d_in, d_out)))
+    between: nn.Module = copy.deepcopy(ffn.get_submodule(activation)) if width else nn.Identity()
+    if kind == "hybrid":
+        between = PartlyActive(width, between)
+    lead = nn.Linear(d_in, rank, bias=False) if kind == "low-rank" else _projection(own_inner, d_in, width + rank)
+    biased = getattr(own_out, "bias", None) is not None or kind != "neurons"
+    return InlineFFN(inner, activation, out, (lead, between, _projection(own_out, width + rank, d_out, biased)))
+
+
+def _narrowed(ffn: nn.Module, inner: tuple[str, ...], out: str, width: int, fused: int) -> nn.Module:
     names = (*inner, out)
     placeholders: dict[int, object] = {id(ffn.get_submodule(name)): nn.Identity() for name in names}
     module = copy.deepcopy(ffn, placeholders)  # all but its matrices
@@ -158,15 +244,16 @@ def _narrowed(ffn: nn.Module, inner: tuple[str, ...], out: str, width: int) -> n
     for name in names:
         own = ffn.get_submodule(name)
         d_in, d_out = in_out(own)
-        size = (width, d_out) if name == out else (d_in, width)
-        module._modules[name] = _projection(own, *size)
+        size = (width, d_out) if name == out else (d_in, fused * width)
+        parent, _, last = name.rpartition(".")
+        module.get_submodule(parent)._modules[last] = _projection(own, *size)
     return module
 
 
-def _projection(like: nn.Module, d_in: int, d_out: int) -> nn.Module:
+def _projection(like: nn.Module, d_in: int, d_out: int, biased: bool | None = None) -> nn.Module:
     if isinstance(like, Conv1D):
         return Conv1D(d_out, d_in)
-    return nn.Linear(d_in, d_out, bias=like.bias is not None)
+    return nn.Linear(d_in, d_out, bias=like.bias is not None if biased is None else biased)
 
 
 def in_out(projection: nn.Module) -> tuple[int, int]:
@@ -215,7 +302,7 @@ class FfncompressQuantizer(HfQuantizer):
                 "install the release that wrote it (ffncompress/origin.json names it), or emit it again"
             )
         self._specs = {path: _as_written_now(spec) for path, spec in self.read_specs(ours.blocks).items()}
-        if ours.format_version == 3:  # what is saved again is of today's form
+        if ours.format_version in (3, 4):  # what is saved again is of today's form
             ours.blocks, ours.format_version = self._specs, FORMAT_VERSION
 
     def read_specs(self, blocks: Any) -> dict[str, dict[str, Any]]:
@@ -226,9 +313,10 @@ class FfncompressQuantizer(HfQuantizer):
 
     def update_tp_plan(self, config: Any) -> Any:
         """The one look at the config before the model is built: the activations get their own names back."""
+        words = _of_words(config)
         for key, name in self.quantization_config.activations.items():
-            if str(getattr(config, key, None)).startswith(GUARD) and isinstance(name, str) and name in ACT2FN:
-                setattr(config, key, name)
+            if str(getattr(words, key, None)).startswith(GUARD) and isinstance(name, str) and name in ACT2FN:
+                setattr(words, key, name)
         return config
 
     update_attn_implementation = update_tp_plan  # whichever of the two this transformers calls, or both
@@ -238,8 +326,7 @@ class FfncompressQuantizer(HfQuantizer):
     ) -> None:
         for path, spec in self._specs.items():
             place = _place_in(model, path)
-            parent, _, name = place.rpartition(".")
-            setattr(model.get_submodule(parent), name, self._rebuilt(model, place, spec))
+            put(model, place, self._rebuilt(model, place, spec))
         self._check_stored(checkpoint_files or ())
         self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         _watch_loading(model, self.error)
@@ -258,6 +345,7 @@ class FfncompressQuantizer(HfQuantizer):
     def _rebuilt(self, model: nn.Module, place: str, spec: Mapping[str, Any]) -> nn.Module:
         """The empty replacement that a config's entry describes, of just the tensors that it lists."""
         form = {name: spec.get(name) for name in ("kind", "width", "rank", "inner", "out")}
+        form |= {"fused": spec.get("fused", 1), "activation": spec.get("activation")}
         try:
             with torch.device("meta"):
                 module = build(**form, ffn=model.get_submodule(place))  # type: ignore[arg-type]
@@ -361,13 +449,19 @@ def guard_(config: Any, ours: FfncompressConfig) -> None:
     """Name the missing package where a stock FFN looks for its activation; one that is built does not look again."""
     if ours.format_version < 3:
         return
+    words = _of_words(config)
     for key in _ACTIVATION_KEYS:
-        name = getattr(config, key, None)
+        name = getattr(words, key, None)
         if isinstance(name, str) and name in ACT2FN:
             ours.activations[key] = name
         if key in ours.activations:
-            setattr(config, key, NOT_INSTALLED)
+            setattr(words, key, NOT_INSTALLED)
     config.auto_map = dict(AUTO_MAP)
+
+
+def _of_words(config: Any) -> Any:
+    """The part of a config that is of the model that reads text, where it has others beside it."""
+    return getattr(config, "text_config", config)
 
 
 def _as_written_now(spec: dict[str, Any]) -> dict[str, Any]:
@@ -448,19 +542,7 @@ class SlimmedModel(SlimmedConfig):
         return own.from_pretrained(name, *args, config=config, **{**options, "trust_remote_code": False})
 
 
-class SlimmedModelForCausalLM(SlimmedModel):
-    """The same for AutoModelForCausalLM."""
-
-    auto_class = "AutoModelForCausalLM"
-
-
-class SlimmedModelForSequenceClassification(SlimmedModel):
-    """The same for AutoModelForSequenceClassification."""
-
-    auto_class = "AutoModelForSequenceClassification"
-
-
-class SlimmedModelForTokenClassification(SlimmedModel):
-    """The same for AutoModelForTokenClassification."""
-
-    auto_class = "AutoModelForTokenClassification"
+for _head in _HEADS[1:]:  # SlimmedModelForCausalLM and the others, which config.json names
+    globals()[f"SlimmedModel{_head}"] = type(
+        f"SlimmedModel{_head}", (SlimmedModel,), {"auto_class": f"AutoModel{_head}", "__module__": __name__}
+    )

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from ffncompress.checkpoint.plugin import describe_in_config, spec_of, write_loader
-from ffncompress.models import find_blocks, find_model, install_, load_model, load_tokenizer
+from ffncompress.models import ffn_of, find_blocks, find_model, install_, load_model, load_tokenizer
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
 
@@ -34,6 +34,24 @@ TINY = {
     "qwen3": (transformers.Qwen3Config, {**GATED, "head_dim": 8}),
     "gemma": (transformers.GemmaConfig, {**GATED, "head_dim": 8}),
     "smollm3": (transformers.SmolLM3Config, {**GATED, "pad_token_id": 0}),
+    # gate and up in one matrix; a norm behind the FFN; parts inline in the layer; a residual added in the FFN's module
+    "phi3": (transformers.Phi3Config, {**GATED, "pad_token_id": 0}),
+    "gemma3_text": (transformers.Gemma3TextConfig, {**GATED, "head_dim": 8, "sliding_window": 64, "pad_token_id": 0}),
+    "opt": (
+        transformers.OPTConfig,
+        {
+            "hidden_size": 32,
+            "ffn_dim": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": 3072,
+            "max_position_embeddings": 256,
+            "word_embed_proj_dim": 32,
+            "init_std": 0.2,
+            "pad_token_id": 0,
+        },
+    ),
+    "bloom": (transformers.BloomConfig, {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 3072}),
 }
 
 
@@ -107,7 +125,7 @@ def mixed_model(family: str) -> transformers.PreTrainedModel:
     blocks = find_blocks(model)
     modules, specs = {}, {}
     for block, shape in zip(blocks, MIXED, strict=False):
-        module = build(shape, block.layout, model.get_submodule(block.path))
+        module = build(shape, block.layout, ffn_of(model, block))
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
         modules[block.path], specs[block.path] = module, spec_of(shape, block.layout, module)

@@ -131,3 +131,11 @@ def test_one_version_of_every_tool() -> None:
     assert pinned
     assert hook
     assert pinned[1] == hook[1]
+
+
+def test_the_families_are_those_of_the_table() -> None:
+    from ffncompress.models.families import FAMILIES
+
+    listed = README.partition("<!-- families -->")[2].partition("<!-- /families -->")[0]
+    names = re.findall(r"[\w-]+", listed)
+    assert names == sorted(FAMILIES), "python -c 'from ffncompress.models import supported; print(supported())'"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, count_parameters, find_blocks, install_, oriented
-from ffncompress.passes.activations import first_tensor, hooked, row_hooks
+from ffncompress.models import Block, count_parameters, find_blocks, first_tensor, install_, oriented
+from ffncompress.passes.activations import hooked, row_hooks
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.building import set_projection_
 from ffncompress.replacement.modules import build

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ffncompress.checkpoint.origin import CARD_FILE
 from ffncompress.records.origin import Origin
+from ffncompress.records.task import AUTO_CLASSES, MEASURES, Task
 from ffncompress.sanitize import in_command, in_markdown, plain
 from ffncompress.storage.files import write_file
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ffncompress.records.gate import GateResult, TextResult
     from ffncompress.records.plan import Plan
     from ffncompress.storage.manifest import Manifest
+
+_TASKS: dict[Task, str] = {"causal": "text-generation", "masked": "fill-mask", "embedding": "feature-extraction"}
 
 
 def write_card(
@@ -72,14 +75,15 @@ def _eval_results(gate: GateResult) -> list[EvalResult]:
         values = {"token": text.slimmed.token, "word": text.slimmed.word, "byte": text.slimmed.byte}
         return [
             EvalResult(
-                task_type="text-generation",
+                task_type=_TASKS[gate.task],
                 dataset_type="text",
                 dataset_name=plain(f"{Path(text.text).name} ({text.part} part)"),
-                metric_type="perplexity",
-                metric_name=f"{unit} perplexity, context {text.context}",
+                metric_type=MEASURES[gate.task],
+                metric_name=f"{unit} {MEASURES[gate.task]}, context {text.context}",
                 metric_value=round(value, 4),
             )
             for unit, value in values.items()
+            if value is not None
         ]
 
     return [result for text in (gate.main, *gate.also) for result in results(text)]
@@ -92,7 +96,7 @@ def _short(plan: Plan) -> str:
 
 def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str:
     ratios = plan.ratios
-    count = len(plan.replaced)
+    count, kind = len(plan.replaced), AUTO_CLASSES[plan.base.task]
     trained = "" if _healing(origin) else "; nothing was trained"
     sections = [
         f"# {in_markdown(_short(plan))}, slimmed by ffncompress",
@@ -102,8 +106,8 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         f"{100 * ratios['all_ffns']:.1f} %, the replaced FFNs {100 * ratios['replaced_ffns']:.1f} %.",
         "## How to load",
         *([] if plan.native else ["```\npip install ffncompress\n```"]),
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{repo}")\n'
+        f"```python\nfrom transformers import {kind}, AutoTokenizer\n\n"
+        f'model = {kind}.from_pretrained("{repo}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```',
         "It is a stock checkpoint of its family, all of its layers narrower alike: nothing else needs to be installed."
         if plan.native
@@ -166,12 +170,14 @@ def reproduce_command(plan: Plan) -> str:
 
 def _gate_table(gate: GateResult) -> str:
     rows = [
-        "| text | context | tokens | perplexity | base | slimmed | change |",
+        f"| text | context | tokens | {MEASURES[gate.task]} | base | slimmed | change |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for text in (gate.main, *gate.also):
         for unit in ("token", "word", "byte"):
             before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
+            if before is None:
+                continue
             name = in_markdown(f"{Path(text.text).name} ({text.part})")
             rows.append(
                 f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "

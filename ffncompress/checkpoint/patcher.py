@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError, PlanError
-from ffncompress.models import Block, find_blocks, install_, installed
+from ffncompress.models import Block, ffn_of, find_blocks, install_, installed
 from ffncompress.passes.proof import prove
 from ffncompress.records.plan import BlockPlan, Plan
 from ffncompress.records.plan_files import load_tensors
@@ -57,7 +57,7 @@ def replacement_modules(model: nn.Module, plan: Plan, tensors: Mapping[str, Tens
                 f"block {planned.index} ({planned.path}) of the plan is not in this model with that shape; "
                 f"the plan is for {plan.base.name}"
             )
-        modules[planned.path] = _replacement_module(model.get_submodule(block.path), block, planned, tensors)
+        modules[planned.path] = _replacement_module(ffn_of(model, block), block, planned, tensors)
     return modules
 
 

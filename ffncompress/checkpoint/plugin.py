@@ -38,6 +38,8 @@ class ReplacementSpec(Record):
     inner: Annotated[list[Name], Field(min_length=1)]  # the names of the FFN's projections
     out: Name
     tensors: dict[Name, list[Size]]
+    fused: Annotated[int, Field(strict=True, ge=1, le=8)] = 1  # how many matrices one of `inner` holds
+    activation: Name | None = None  # the module between, of an FFN without a module of its own
 
 
 _SPECS: TypeAdapter[dict[str, ReplacementSpec]] = TypeAdapter(dict[Name, ReplacementSpec])
@@ -82,7 +84,7 @@ def describe_in_config(config: Config, blocks: dict[str, dict[str, Json]]) -> No
 def spec_of(shape: Shape, layout: Layout, module: torch.nn.Module) -> dict[str, Json]:
     """One entry of the config, as config.json carries it: what it is, and the shape of each tensor."""
     tensors = {name: list(value.shape) for name, value in module.state_dict().items()}
-    spec = ReplacementSpec(**asdict(shape), inner=list(layout.inner), out=layout.out, tensors=tensors)
+    spec = ReplacementSpec(**asdict(shape), **{**asdict(layout), "inner": list(layout.inner)}, tensors=tensors)
     return spec.model_dump()
 
 

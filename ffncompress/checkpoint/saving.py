@@ -33,6 +33,7 @@ from ffncompress.models import (
     context_of,
     count_parameters,
     find_blocks,
+    forward,
     install_,
     load_model,
     load_tokenizer,
@@ -41,6 +42,7 @@ from ffncompress.models import (
 )
 from ffncompress.models.base import find_base
 from ffncompress.passes.heal import heal_
+from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.proof import proof_of, prove
 from ffncompress.records.origin import Healing, Origin
 from ffncompress.records.plan import PLAN_FILE, Plan
@@ -93,15 +95,18 @@ def save_compressed(
     blocks = find_blocks(model)
     layouts = {block.path: block.layout for block in blocks}
     key = width_key(model.config, blocks) if plan.native else None
-    install_(model, replacement_modules(model, plan, tensors))
+    modules = replacement_modules(model, plan, tensors)
+    install_(model, modules)
     prove(model, plan.proof)
-    healing = _heal_(model, plan, source, tokenizer, settings, progress) if settings.heal and plan.replaced else None
+    healing = None
+    if settings.heal and plan.replaced:
+        healing = _heal_(model, list(modules.values()), plan, source, tokenizer, settings, progress)
     if plan.native:
         if key is None or len(blocks) != len(plan.blocks):
             raise PlanError(f"{plan_directory}: no stock model of the family has its widths; plan without --native")
         setattr(model.config, key, plan.blocks[0].chosen_shape.width)
     elif plan.replaced:
-        specs = {b.path: spec_of(b.chosen_shape, layouts[b.path], model.get_submodule(b.path)) for b in plan.replaced}
+        specs = {b.path: spec_of(b.chosen_shape, layouts[b.path], modules[b.path]) for b in plan.replaced}
         describe_in_config(model.config, specs)
     with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with step(progress, f"writing {output}"), quiet_bars():
@@ -116,7 +121,13 @@ def save_compressed(
 
 
 def _heal_(
-    model: Model, plan: Plan, source: ModelSource, tokenizer: Tokenizer, settings: ApplySettings, progress: Progress
+    model: Model,
+    modules: list[torch.nn.Module],
+    plan: Plan,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    settings: ApplySettings,
+    progress: Progress,
 ) -> Healing:
     """Distil the replacements on the plan's own fit text, in float32; returns what that did."""
     dtype = model.dtype
@@ -126,9 +137,8 @@ def _heal_(
         corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")
-    original = load_model(source, dtype="float32")
-    model.float()
-    modules = [model.get_submodule(block.path) for block in plan.replaced]
+    original = set_objective_(load_model(source, dtype="float32"), tokenizer)
+    set_objective_(model.float(), tokenizer, original)
     assert settings.heal is not None
     done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, progress)
     model.to(dtype)
@@ -204,8 +214,8 @@ def _licence(source: ModelSource) -> str | None:
 @torch.inference_mode()
 def _prove_parity(model: Model, folder: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
-    ids = torch.arange(3, 19)[None] % model.config.vocab_size
-    expected = model(input_ids=ids, use_cache=False).logits
+    ids = torch.arange(3, 19)[None] % model.get_input_embeddings().weight.shape[0]
+    expected = forward(model, ids)[0]  # logits, or the last hidden state
     again = load(folder, dtype=model.dtype)
-    if not torch.equal(again(input_ids=ids, use_cache=False).logits, expected):
+    if not torch.equal(forward(again, ids)[0], expected):
         raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
     from ffncompress.records.gate import GateResult
     from ffncompress.records.plan import Plan, Replacement
+from ffncompress.records.task import MEASURES
 
 
 def print_stage(made: Plan | Path | GateResult | str, *, to_stderr: bool = False) -> None:
@@ -57,7 +59,7 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     console.print(Text(f"{plan.base.name} ({plan.base.family}), {plan.settings.asks()}", style="bold"))
     console.print(
         Text(
-            f"base perplexity {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
+            f"base {MEASURES[plan.base.task]} {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
             f"context {plan.settings.seq_len}"
         )
     )
@@ -65,6 +67,9 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     if reasons:
         for block in plan.blocks:
             console.print(Text(f"block {block.index}: {block.reason}"))
+    for reason in dict.fromkeys(plan.kept_layers.values()):
+        layers = [str(layer) for layer, why in plan.kept_layers.items() if why == reason]
+        console.print(Text(f"layer{'s' * (len(layers) > 1)} {', '.join(layers)} kept as they are: {reason}"))
     console.print(Text(plan.summary, style="bold"))
     if plan.replaced:
         console.print(Text(_kept(plan)))
@@ -184,10 +189,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console = make_console(to_stderr)
     table = bare_table(":text", "base", "slimmed", "change", "")
     for text in (result.main, *result.also):
-        table.add_row(f"perplexity, {Path(text.text).name[-20:]} ({text.part})")
+        table.add_row(f"{MEASURES[result.task]}, {Path(text.text).name[-20:]} ({text.part})")
         table.add_row(f"{text.tokens:,} tokens, context {text.context}")
         for unit in ("token", "word", "byte"):
-            table.add_row(*_change(f"  {unit}", getattr(text.base, unit), getattr(text.slimmed, unit), ",.3f"))
+            if (before := getattr(text.base, unit)) is not None:
+                unit_name = unit if result.task == "causal" else "hidden token" if result.task == "masked" else "window"
+                table.add_row(*_change(f"  {unit_name}", before, getattr(text.slimmed, unit), ",.3f"))
+        if result.task == "embedding":
+            before, after = (1 - math.log(each.token) for each in (text.base, text.slimmed))
+            table.add_row(*_change("  mean cosine with the base's", before, after, ",.4f"))
     sizes, speed = result.sizes, result.speed
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:
@@ -202,7 +212,8 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
     verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
     error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
-    verdict += f"{result.main.delta:+.3f} perplexity ({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
+    verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
+    verdict += f"({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
     verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
     if result.limit_warning:

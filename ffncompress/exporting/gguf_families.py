@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError
-from ffncompress.exporting.folding import PAIRED, PlainFFN, Split, aligned, fold, median_norm, pad, split, with_biases
-from ffncompress.exporting.native import layers_of, stock_config
+from ffncompress.exporting.folding import PAIRED, PlainFFN, Split, aligned, fold, median_norm, pad, with_biases
+from ffncompress.exporting.native import layers_of, split_layers, stock_config
 from ffncompress.models import oriented
-from ffncompress.models.families import FAMILIES
 from ffncompress.type_aliases import Config, Model
 
 WAY_OUT = "plan it with `ffncompress plan MODEL --native` (one width, neurons alone), and export that"
@@ -54,7 +53,7 @@ def as_gguf(model: Model, *, align: int) -> GgufModel:
     if kind not in _OWN_ARCH:
         raise ModelError(f"{kind}: no way to write it as GGUF is known here; one of {', '.join(sorted(_OWN_ARCH))} is")
     layers = layers_of(model)
-    parts = [split(layer.get_submodule("mlp"), FAMILIES[kind], config.hidden_size) for layer in layers]
+    parts = split_layers(model)
     architecture = _architecture(config, parts)
     _check_exact(model, config, architecture, parts)
     ffns = _laid_out(architecture, parts, align)

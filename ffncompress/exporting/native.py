@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 from ffncompress.errors import ArtifactError, ModelError
-from ffncompress.exporting.folding import split
+from ffncompress.exporting.folding import Split, split
 from ffncompress.exporting.record import ExportResult, Verification
 from ffncompress.models import count_parameters, load_whole, quiet_bars
-from ffncompress.models.families import FAMILIES, GATED, supported
+from ffncompress.models.families import FAMILIES, GATED
 from ffncompress.storage.outputs import staged_directory
 from ffncompress.type_aliases import Config, Model, Tokenizer
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+KNOWN = ("gemma", "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 WAY_OUT = "plan it with `ffncompress plan MODEL --native`, or export it to gguf"
 
 
@@ -66,20 +67,26 @@ def layers_of(model: Model) -> torch.nn.ModuleList:
     return layers
 
 
+def split_layers(model: Model) -> list[Split]:
+    """The FFN of every layer in neurons and a linear part.
+
+    Raises:
+        ModelError: the family's layers are not known here.
+    """
+    kind = model.config.model_type
+    if kind not in KNOWN:
+        raise ModelError(f"{kind}: its stock form is not known here; that of {', '.join(KNOWN)} is")
+    layout = FAMILIES[kind].layout
+    return [split(layer.get_submodule("mlp"), layout, model.config.hidden_size) for layer in layers_of(model)]
+
+
 def widths_of(model: Model) -> list[int]:
-    """How many neurons each FFN of a model has; nothing for a family that is not in the table."""
-    layout = FAMILIES.get(model.config.model_type)
-    if layout is None:
-        return []
-    d = model.config.hidden_size
-    return [split(layer.get_submodule("mlp"), layout, d).neurons.width for layer in layers_of(model)]
+    """How many neurons each FFN of a model has; nothing for a family that is not known here."""
+    return [part.neurons.width for part in split_layers(model)] if model.config.model_type in KNOWN else []
 
 
 def _common_width(model: Model) -> int:
-    kind = model.config.model_type
-    if kind not in FAMILIES:
-        raise ModelError(f"{kind}: its stock form is not known here; supported: {supported()}")
-    parts = [split(layer.get_submodule("mlp"), FAMILIES[kind], model.config.hidden_size) for layer in layers_of(model)]
+    kind, parts = model.config.model_type, split_layers(model)
     linear = [index for index, part in enumerate(parts) if part.linear is not None]
     if linear:
         raise ModelError(f"block {linear[0]} has a linear part, which no stock {kind} has; {WAY_OUT}")
@@ -89,7 +96,7 @@ def _common_width(model: Model) -> int:
             f"its blocks have {min(widths)} to {max(widths)} neurons, and a stock {kind} has one width; {WAY_OUT}"
         )
     biased = parts[0].neurons.out_bias is not None
-    if FAMILIES[kind] is GATED and biased and not getattr(model.config, "mlp_bias", False):
+    if FAMILIES[kind].layout == GATED and biased and not getattr(model.config, "mlp_bias", False):
         raise ModelError(f"its blocks have output biases, which a stock {kind} has not; {WAY_OUT}")
     return widths.pop()
 

@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffncompress.errors import ModelError
-from ffncompress.exporting.folding import PlainFFN, aligned, fold, median_norm, pad, split, with_biases
-from ffncompress.exporting.native import DTYPES, layers_of, stock_config
+from ffncompress.exporting.folding import PlainFFN, aligned, fold, median_norm, pad, with_biases
+from ffncompress.exporting.native import DTYPES, split_layers, stock_config
 from ffncompress.exporting.record import ExportResult, Verification
 from ffncompress.models import count_parameters
-from ffncompress.models.families import FAMILIES
 from ffncompress.storage.outputs import staged_directory
 from ffncompress.type_aliases import Json, Model, Tokenizer
 
@@ -73,7 +72,7 @@ def export_vllm(
         raise ModelError(f"{kind}: vLLM's DeciLM has no activation {activation!r}; export it to hf")
     if dtype not in (None, *DTYPES):
         raise ModelError(f"{dtype}: a folder for vLLM is written as one of {', '.join(DTYPES)}; choose with --dtype")
-    parts = [split(layer.get_submodule("mlp"), FAMILIES[kind], config.hidden_size) for layer in layers_of(model)]
+    parts = split_layers(model)
     typical = median_norm(parts)
     ffns = [fold(part, typical) for part in parts]
     ffns = [pad(ffn, aligned(ffn.width, align)) for ffn in ffns]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ffncompress import __version__
+from ffncompress.errors import TextError
 from ffncompress.gate.perplexity import (
     STOCK_TASK,
     Answer,
@@ -19,13 +20,16 @@ from ffncompress.gate.perplexity import (
     digest,
     facts_of,
     lm_eval_perplexity,
+    own_loss,
     remember,
 )
-from ffncompress.models import ModelSource
+from ffncompress.models import ModelSource, forward
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import sequence_losses
+from ffncompress.passes.objective import objective_of, set_objective_
 from ffncompress.passes.reading import READING_TOKENS, check_ids, embedding_rows
 from ffncompress.records.gate import GateResult, Perplexities, Sizes, Speed, TextResult
+from ffncompress.records.task import MEASURES, Task
 from ffncompress.records.tolerance import Tolerance, paired_rise
 from ffncompress.runtime.progress import Progress, step
 from ffncompress.runtime.run import Run
@@ -76,6 +80,8 @@ def judge(
         short: the length of the windows in which the base also reads, to see whether longer ones harm it.
     """
     base, slimmed, tokenizer, context, progress = pair.base, pair.slimmed, pair.tokenizer, pair.context, run.progress
+    task = objective_of(set_objective_(base, tokenizer)).task
+    set_objective_(slimmed, tokenizer, base)
     results: list[TextResult] = []
     doubt = None  # of the first text, which the verdict is on
     for text in texts:
@@ -85,22 +91,30 @@ def judge(
             check_ids(base, tokenizer(pieces, verbose=False)["input_ids"])
         facts = facts_of(pair.base_at.fingerprint(), pieces, context, str(base.device), pair.dtype, settings)
         name = public_name(text.source) if text else STOCK_TASK
-        before = cached(facts)
-        if before is None:
-            before = lm_eval_perplexity(
-                base, tokenizer, pieces, context, settings, progress, f"lm-eval: base on {name}"
+        if task == "causal":
+            before = cached(facts)
+            if before is None:
+                before = lm_eval_perplexity(
+                    base, tokenizer, pieces, context, settings, progress, f"lm-eval: base on {name}"
+                )
+                remember(facts, before)
+            after = lm_eval_perplexity(
+                slimmed, tokenizer, pieces, context, settings, progress, f"lm-eval: slimmed on {name}"
             )
-            remember(facts, before)
-        after = lm_eval_perplexity(
-            slimmed, tokenizer, pieces, context, settings, progress, f"lm-eval: slimmed on {name}"
-        )
+        else:
+            if pieces is None:
+                raise TextError("lm-eval's task is for models that go on with a text; give a text with --data")
+            before, after = (
+                own_loss(model, tokenizer, pieces, context, run, f"{MEASURES[task]} on {name}")
+                for model in (base, slimmed)
+            )
         if not results:
             few = document_windows(Text(name, "", tuple(pieces or ())), tokenizer, length=short, tokens=READING_TOKENS)
             doubt = _doubt(before, after, context, base, few, run)
         results.append(_text_result(text, pieces, context, before, after, reading))
     prompt = settings.prompt or _prompt(texts[0])
     with step(progress, "continuing a prompt"):
-        continuations = [_continue(model, tokenizer, prompt) for model in (base, slimmed)]
+        continuations = [_continue(model, tokenizer, prompt, task) for model in (base, slimmed)]
     return GateResult(
         ffncompress_version=__version__,
         base_model=base_name,
@@ -108,6 +122,7 @@ def judge(
         dtype=pair.dtype,
         limit=str(tolerance.limit),
         limit_warning=tolerance.warning,
+        task=task,
         passed=doubt is None and tolerance.limit.allows(*results[0].headline),
         doubt=doubt,
         main=results[0],
@@ -176,7 +191,7 @@ def _measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSett
     for round_ in progress(range(settings.repeats + 1), "measuring speed"):
         for model in (base, slimmed):
             start = time.perf_counter()
-            model(input_ids=ids, use_cache=False)
+            forward(model, ids)
             if ids.is_cuda:
                 torch.cuda.synchronize()
             if round_:  # the first round warms up
@@ -202,7 +217,14 @@ def _prompt(text: Text | None) -> str:
 
 
 @torch.inference_mode()
-def _continue(model: Model, tokenizer: Tokenizer, prompt: str) -> str:
+def _continue(model: Model, tokenizer: Tokenizer, prompt: str, task: Task) -> str:
+    """What a model makes of a prompt: how it goes on, or what it puts in the place of its last word."""
+    if task == "embedding":
+        return ""
+    if task == "masked":
+        hidden = tokenizer(f"{prompt} {tokenizer.mask_token}.", return_tensors="pt").to(model.device)["input_ids"]
+        logits = forward(model, hidden).logits[0, (hidden[0] == tokenizer.mask_token_id).nonzero()[-1, 0]]
+        return ", ".join(tokenizer.decode(each).strip() for each in logits.topk(5).indices)
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     ids = model.generate(

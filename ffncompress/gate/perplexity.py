@@ -25,13 +25,15 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
+from ffncompress.passes.losses import sequence_losses
 from ffncompress.runtime.progress import Progress
+from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts
 from ffncompress.settings import EvalSettings
 from ffncompress.storage.files import write_file
 from ffncompress.storage.registry import cache_folder
 from ffncompress.text.sources import PYTHON_DOCS, Reading, Text
-from ffncompress.text.windows import SHORTEST, opening_tokens
+from ffncompress.text.windows import SHORTEST, document_windows, opening_tokens
 from ffncompress.type_aliases import Model, Tokenizer
 
 STOCK_TASK = "wikitext"
@@ -44,8 +46,8 @@ class Answer(BaseModel):
 
     tokens: int
     log_likelihood: float
-    word: float
-    byte: float
+    word: float | None
+    byte: float | None
     piece_log_likelihoods: list[float]
     piece_tokens: list[int]  # that were scored
 
@@ -143,6 +145,22 @@ def lm_eval_perplexity(
         byte=scores["byte_perplexity,none"],
         piece_log_likelihoods=found,
         piece_tokens=scored,
+    )
+
+
+def own_loss(model: Model, tokenizer: Tokenizer, pieces: list[str], context: int, run: Run, label: str) -> Answer:
+    """The loss of a model that lm-eval has no measure for, on the same pieces: of hidden words, or of embeddings."""
+    windows = document_windows(Text("", "", tuple(pieces)), tokenizer, length=context, seed=None)
+    if not len(windows):
+        raise TextError("the text is shorter than a window; give a longer one with --data")
+    losses, tokens = sequence_losses(model, windows, run, label), windows.scored
+    return Answer(
+        tokens=int(tokens.sum()),
+        log_likelihood=-float((losses * tokens).sum()),
+        word=None,
+        byte=None,
+        piece_log_likelihoods=(-losses * tokens).tolist(),
+        piece_tokens=tokens.long().tolist(),
     )
 
 

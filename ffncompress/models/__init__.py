@@ -8,15 +8,18 @@ from ffncompress.models.base import find_base
 from ffncompress.models.blocks import (
     Block,
     count_parameters,
+    ffn_of,
+    inner_matrices,
     install_,
     installed,
     oriented,
     out_projection,
-    set_module,
     width_key,
 )
 from ffncompress.models.families import Layout, supported
-from ffncompress.models.finding import find_blocks, settled_parameters
+from ffncompress.models.finding import Ffns, find_blocks, find_ffns, settled_parameters
+from ffncompress.models.forward import forward
+from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
     context_of,
     load_config,
@@ -27,17 +30,24 @@ from ffncompress.models.loading import (
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
+from ffncompress.models.tasks import task_of
 
 __all__ = [
     "EMBEDDED",
     "Block",
+    "Ffns",
     "Layout",
     "ModelSource",
     "context_of",
     "count_parameters",
+    "ffn_of",
     "find_base",
     "find_blocks",
+    "find_ffns",
     "find_model",
+    "first_tensor",
+    "forward",
+    "inner_matrices",
     "install_",
     "installed",
     "load_config",
@@ -48,8 +58,8 @@ __all__ = [
     "oriented",
     "out_projection",
     "quiet_bars",
-    "set_module",
     "settled_parameters",
     "supported",
+    "task_of",
     "width_key",
 ]

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.models.families import GPT2, Layout
+from ffncompress.modeling_ffncompress import InlineFFN, put
+from ffncompress.models.families import Layout
 from ffncompress.type_aliases import Config
+
+WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "ffn_intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,15 @@ class Block:
     parameters: int
     inner_bias: bool = False
     out_bias: bool = False
-    scale: float = 1.0  # of the output where it is added to the residual stream
+    scale: float = 1.0  # of its contribution where it is added to the residual stream
+    other_parameters: int = 0  # beside matrices and biases, as of a learned activation
+    after_path: str | None = None  # a norm of its output, before it is added
+    stream_path: str | None = None  # what the residual stream after it enters first; none: it leaves the layer
 
     @property
     def weights_per_neuron(self) -> int:
         """How many matrix weights go with one neuron: its rows and columns in all projections."""
-        return len(self.layout.inner) * self.d_in + self.d_out
+        return self.layout.leads * self.d_in + self.d_out
 
     @property
     def matrix_weights(self) -> int:
@@ -40,47 +47,62 @@ class Block:
         return self.d_inner * self.weights_per_neuron
 
     @property
+    def lead_path(self) -> str:
+        """The first projection that leads in, whose input is the FFN's."""
+        return f"{self.path}.{self.layout.inner[0]}"
+
+    @property
     def out_path(self) -> str:
-        """The output projection, whose input is the inner activations."""
+        """The output projection, whose input is the inner activations, and whose output is the FFN's."""
         return f"{self.path}.{self.layout.out}"
 
 
-def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a dotted path."""
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
+def ffn_of(model: nn.Module, block: Block) -> nn.Module:
+    """The FFN as a module: its own, or its parts together."""
+    module = model.get_submodule(block.path)
+    layout = block.layout
+    if layout.activation is None:
+        return module
+    names = (layout.inner[0], layout.activation, layout.out)
+    return InlineFFN(*names, map(module.get_submodule, names))
 
 
 def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
     """Put modules at their paths, on the device and in the dtype of what stood there."""
     for path, module in modules.items():
         like = next(model.get_submodule(path).parameters())
-        set_module(model, path, module.to(device=like.device, dtype=like.dtype))
+        put(model, path, module.to(device=like.device, dtype=like.dtype))
     return model
 
 
 @contextmanager
 def installed(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
     """`install_` for the length of a `with`; afterwards the model's own modules are back."""
-    old = {path: model.get_submodule(path) for path in modules}
+    old = {path: _standing_at(model, path, module) for path, module in modules.items()}
     install_(model, modules)
     try:
         yield model
     finally:
         for path, module in old.items():
-            set_module(model, path, module)
+            put(model, path, module)
+
+
+def _standing_at(model: nn.Module, path: str, replacement: nn.Module) -> nn.Module:
+    """What a replacement is put in place of."""
+    module = model.get_submodule(path)
+    if not isinstance(replacement, InlineFFN):
+        return module
+    return InlineFFN(*replacement.names, map(module.get_submodule, replacement.names))
 
 
 def width_key(config: Config, blocks: Sequence[Block]) -> str | None:
     """The config's name for the one inner width of all blocks; none where they differ or it says something else."""
     widths = {block.d_inner for block in blocks}
-    if len(widths) != 1:
-        return None
-    key = "n_inner" if blocks[0].layout == GPT2 else "intermediate_size"
-    named = getattr(config, key, None)
-    if named is None and key == "n_inner":  # GPT-2's way to say four times its width
-        named = 4 * blocks[0].d_in
-    return key if {named} == widths else None
+    named = {key: getattr(config, key) for key in WIDTH_KEYS if hasattr(config, key)}
+    if named.get("n_inner", 0) is None:  # GPT-2's way to say four times its width
+        named["n_inner"] = 4 * blocks[0].d_in
+    found = [key for key, width in named.items() if {width} == widths]
+    return found[0] if len(found) == 1 else None
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -100,3 +122,9 @@ def out_projection(model: nn.Module, block: Block) -> tuple[Tensor, Tensor | Non
     projection = model.get_submodule(block.out_path)
     bias: Tensor | None = getattr(projection, "bias", None)
     return oriented(projection).T.detach(), None if bias is None else bias.detach()
+
+
+def inner_matrices(ffn: nn.Module, layout: Layout) -> Tensor:
+    """The matrices that lead in, one for each way into a neuron, [leads, width, d_in]."""
+    rows = [oriented(ffn.get_submodule(name)) for name in layout.inner]
+    return torch.cat([each.unflatten(0, (layout.fused, -1)) for each in rows]).detach()

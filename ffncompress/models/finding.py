@@ -1,47 +1,91 @@
-"""Finding the FFNs of a model: by its family's row in the table, or by looking for a layout that is known."""
+"""Finding the FFNs of a model: by its family's row in the table, or by looking; either is tried on a forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
-from ffncompress.errors import ModelError
+from ffncompress.errors import FfncompressError, ModelError, NumericsError
 from ffncompress.modeling_ffncompress import REPLACEMENT, in_out
 from ffncompress.models.blocks import Block
-from ffncompress.models.families import FAMILIES, LAYOUTS, Layout, unsupported
-from ffncompress.models.residual import residual_scales
+from ffncompress.models.families import FAMILIES, Family, unsupported
+from ffncompress.models.forward import forward
+from ffncompress.models.layer_run import LayerRun
+from ffncompress.models.looking import is_routed, look
+from ffncompress.models.trying import UnfitError, try_family
+from ffncompress.sanitize import in_short
+from ffncompress.type_aliases import Hook, LayerOutput
+
+ROUTED = "its FFN is routed to experts"
+SETTLED = "its FFN was replaced before"
+
+
+@dataclass(frozen=True)
+class Ffns:
+    """The dense FFNs of a model in order of depth, and why other layers are kept as they are."""
+
+    blocks: list[Block]
+    kept: dict[int, str] = field(default_factory=dict)  # by layer
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
-    """Every FFN of a causal language model, in order of depth.
+    """Every FFN of a model that can be slimmed, in order of depth.
+
+    Raises:
+        ModelError: there is none; says what was found.
+    """
+    return find_ffns(model).blocks
+
+
+def find_ffns(model: nn.Module) -> Ffns:
+    """Every dense FFN of a model, and of each other layer why it is kept.
 
     Of a model that is slimmed already, those that still are FFNs: kept neurons alone are one, only narrower. Linear
     maps, constants and neurons with a bypass stay as they are.
 
     Raises:
-        ModelError: the model's FFNs are not of a supported kind, or none is left.
+        ModelError: there is none; says what was found.
     """
     model_type = getattr(getattr(model, "config", None), "model_type", "unknown")
-    layers_path, layers = _decoder_layers(model, model_type)
+    layers_path, layers = _layers(model, model_type)
     known = FAMILIES.get(model_type)
-    blocks: list[Block] = []
-    for index, layer in enumerate(layers):
-        if any(_is_settled(child) for child in layer.children()):
-            continue
-        found = next(_ffns(layer, (known,) if known else LAYOUTS), None)
-        if found is None:
-            raise unsupported(model_type, f"layer {index} has no FFN of a known layout")
-        name, layout = found
-        _check_own_parameters(layer.get_submodule(name), layout, model_type, index)
-        layer_path = f"{layers_path}.{index}"
-        blocks.append(_block(len(blocks), f"{layer_path}.{name}", layer_path, layout, layer.get_submodule(name)))
-    if not blocks:
-        raise ModelError(f"this {model_type} has no FFN left that could be slimmed further; start from its base model")
-    scales = residual_scales(model, blocks, model_type)
-    return [replace(block, scale=scale) for block, scale in zip(blocks, scales, strict=True)]
+    found = Ffns([])
+    seen: set[int] = set()
+
+    def at_layer(index: int) -> Hook:
+        def hook(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _output: LayerOutput) -> None:
+            if any(_is_settled(module) for module in layer.modules()):
+                found.kept[index] = SETTLED
+                return
+            run = LayerRun.of(layer, args, kwargs)
+            if not run.output.isfinite().all():
+                raise NumericsError(
+                    f"layer {index} ({layers_path}.{index}) gives NaN or infinite activations; "
+                    "try --dtype float32, or check the model's weights"
+                )
+            try:
+                family, scale = (known, try_family(run, known)) if known else look(run)
+                block = _block(len(found.blocks), f"{layers_path}.{index}", layer, family, scale)
+            except UnfitError as error:
+                found.kept[index] = ROUTED if is_routed(layer) else str(error)
+                return
+            if (own := id(layer.get_submodule(_below(family, family.layout.out)))) in seen:
+                found.kept[index] = "its FFN is another layer's too"
+                return
+            seen.add(own)
+            found.blocks.append(block)
+
+        return hook
+
+    with _hooked([(layer, at_layer(i)) for i, layer in enumerate(layers)]):
+        _read_some(model, model_type)
+    if not found.blocks:
+        raise _refusal(model_type, found.kept)
+    return found
 
 
 def settled_parameters(model: nn.Module) -> int:
@@ -53,36 +97,92 @@ def _is_settled(module: nn.Module) -> bool:
     return getattr(module, REPLACEMENT, "neurons") != "neurons"
 
 
-def _decoder_layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
-    base = getattr(model, "base_model", model)
-    lists = [(name, m) for name, m in base.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
-    if not lists:
-        raise unsupported(model_type, "it has no stack of decoder layers")
-    name, layers = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
-    prefix = next((n for n, m in model.named_modules() if m is base), "")
-    return f"{prefix}.{name}" if prefix else name, layers
+def _layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
+    """The largest stack of layers that runs when a model reads text: it may have others, for pictures or sound."""
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    ran: list[str] = []
+
+    def ran_at(name: str) -> Hook:
+        return lambda *_: ran.append(name)
+
+    with _hooked([(m[0], ran_at(name)) for name, m in lists.items()]):
+        _read_some(model, model_type)
+    if not ran:
+        raise unsupported(model_type, "it has no stack of layers that runs when it reads text")
+    name = max(dict.fromkeys(ran), key=lambda each: sum(p.numel() for p in lists[each].parameters()))
+    if ran.count(name) > 1:
+        raise unsupported(model_type, "its layers run more than once in a forward pass")
+    return name, lists[name]
 
 
-def _ffns(layer: nn.Module, layouts: tuple[Layout, ...]) -> Iterator[tuple[str, Layout]]:
-    for name, child in layer.named_children():
-        for layout in layouts:
-            projections = [getattr(child, n, None) for n in (*layout.inner, layout.out)]
-            if all(isinstance(p, nn.Linear | Conv1D) for p in projections):
-                yield name, layout
+def _read_some(model: nn.Module, model_type: str) -> None:
+    """A forward pass over a few tokens.
+
+    Raises:
+        ModelError: the model cannot be run so.
+    """
+    ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
+    try:
+        with torch.inference_mode():
+            forward(model, ids)
+    except FfncompressError:
+        raise
+    except Exception as error:  # whatever a family's own code says of it
+        raise unsupported(model_type, f"it does not run on plain token ids ({in_short(error)})") from error
 
 
-def _check_own_parameters(ffn: nn.Module, layout: Layout, model_type: str, index: int) -> None:
-    """A norm between the neurons and their output, or the like, is of their width: fewer of them would not fit it."""
-    known = {*layout.inner, layout.out}
-    others = [name for name, _ in ffn.named_parameters() if name.split(".")[0] not in known]
-    if others:
-        raise unsupported(model_type, f"layer {index}: its FFN has {others[0]} beside its projections")
+@contextmanager
+def _hooked(hooks: list[tuple[nn.Module, Hook]]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _block(index: int, path: str, layer_path: str, layout: Layout, ffn: nn.Module) -> Block:
-    inner, out = ffn.get_submodule(layout.inner[0]), ffn.get_submodule(layout.out)
-    d_in, d_inner = in_out(inner)
-    _, d_out = in_out(out)
-    parameters = sum(p.numel() for p in ffn.parameters())
-    inner_bias, out_bias = (getattr(p, "bias", None) is not None for p in (inner, out))
-    return Block(index, path, layer_path, layout, d_in, d_inner, d_out, parameters, inner_bias, out_bias)
+def _refusal(model_type: str, kept: dict[int, str]) -> ModelError:
+    reasons = set(kept.values())
+    if reasons == {SETTLED}:
+        return ModelError(f"this {model_type} has no FFN left that could be slimmed further; start from its base model")
+    if ROUTED in reasons and len(reasons - {SETTLED}) == 1:
+        return ModelError(
+            f"{model_type}: all of its FFNs are routed to experts, and only dense ones can be slimmed; "
+            "give a dense model, or one with shared experts"
+        )
+    if not kept:
+        return unsupported(model_type, "none of its layers ran in a forward pass")
+    index, reason = next(iter(kept.items()))
+    return unsupported(model_type, f"layer {index}: {reason}")
+
+
+def _below(family: Family, name: str) -> str:
+    return f"{family.place}.{name}" if family.place else name
+
+
+def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale: float) -> Block:
+    layout = family.layout
+    parts = [layer.get_submodule(_below(family, name)) for name in (*layout.inner, layout.out)]
+    d_in, d_inner, d_out = in_out(parts[0])[0], *in_out(parts[-1])
+    inner_bias, out_bias = (getattr(p, "bias", None) is not None for p in (parts[0], parts[-1]))
+    whole = [layer.get_submodule(family.place)] if layout.activation is None else [
+        *parts, layer.get_submodule(_below(family, layout.activation))
+    ]  # fmt: skip
+    parameters = sum(p.numel() for part in whole for p in part.parameters())
+    own = d_inner * (layout.leads * (d_in + inner_bias) + d_out) + d_out * out_bias
+    return Block(
+        index=index,
+        path=f"{layer_path}.{family.place}" if family.place else layer_path,
+        layer_path=layer_path,
+        layout=layout,
+        d_in=d_in,
+        d_inner=d_inner,
+        d_out=d_out,
+        parameters=parameters,
+        inner_bias=inner_bias,
+        out_bias=out_bias,
+        scale=scale,
+        other_parameters=parameters - own,
+        after_path=f"{layer_path}.{family.after}" if family.after else None,
+        stream_path=f"{layer_path}.{family.stream}" if family.stream else None,
+    )

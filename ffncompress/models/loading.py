@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
+from ffncompress.modeling_ffncompress import METHOD
 from ffncompress.models.sources import ModelSource
+from ffncompress.models.tasks import auto_class
 from ffncompress.sanitize import in_short, parse_json
 from ffncompress.type_aliases import Config, DeviceMap, Model, Tokenizer
 
@@ -40,17 +42,54 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: DeviceMa
             options["dtype"] = torch.float32
     else:
         options |= {"use_safetensors": True, "trust_remote_code": source.trust_remote_code}
-    with _explained(source, "not loadable as a causal language model"):
+        options |= _dequantising(source)
+    method = _quantised_by(source)
+    quantised = f"its weights are quantised ({method}); start from the model as it was before: it is " if method else ""
+    with _explained(source, f"{quantised}not loadable as a language model"):
         model = load_whole(source.directory, source.name, **options)
-    if source.gguf_file:
-        model.is_quantized, model.hf_quantizer = False, None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-    return model.eval()
+    return _dequantised(model, source).eval()
+
+
+def _quantised_by(source: ModelSource) -> str | None:
+    """The method that a model's weights were quantised by; ours quantises nothing."""
+    stated = {} if source.gguf_file else _stated(source.directory).get("quantization_config")
+    method = stated.get("quant_method", "an unnamed method") if isinstance(stated, dict) else None
+    return None if method == METHOD else method if stated else None
+
+
+def _dequantising(source: ModelSource) -> dict[str, Any]:
+    """What makes transformers give plain weights while it reads them, where it can."""
+    import transformers
+
+    kind = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}.get(_quantised_by(source) or "")
+    return {"quantization_config": getattr(transformers, kind)(dequantize=True)} if kind else {}
+
+
+def _dequantised(model: Model, source: ModelSource) -> Model:
+    """The model with plain weights: fits are exact in the numbers that are stored, and a slimmed model stores new ones.
+
+    Raises:
+        ModelError: transformers has no way back from them.
+    """
+    method = "gguf" if source.gguf_file else _quantised_by(source)
+    if method is None:
+        return model
+    if getattr(model, "is_quantized", False) and method != "gguf":
+        try:
+            model = model.dequantize()
+        except Exception as error:  # each method has its own
+            raise ModelError(
+                f"{source.name}: its weights are quantised ({method}), and transformers has no way back from that here "
+                f"({in_short(error)}); start from the model as it was before"
+            ) from error
+    model.is_quantized, model.hf_quantizer = False, None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model
 
 
 def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
-    """A causal language model, all of it.
+    """A model with the head that its config names, all of it.
 
     transformers fills what is missing with random numbers, and says so in a warning that nobody sees.
 
@@ -58,12 +97,11 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
         ModelError: some of its tensors were missing, or of another shape.
         NumericsError: a weight is NaN or infinite.
     """
-    from transformers import AutoModelForCausalLM
-
+    kind = auto_class(_stated(Path(directory)))
     if "gguf_file" not in options:
         _check_depth(Path(directory), name)
     with quiet_bars():
-        loaded: Model = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True, **options)
+        loaded: Model = kind.from_pretrained(directory, output_loading_info=True, **options)
     model, info = loaded
     absent = sorted(str(key[0] if isinstance(key, tuple) else key)
                     for kind in ("missing_keys", "mismatched_keys") for key in info.get(kind, ()))  # fmt: skip
@@ -87,8 +125,8 @@ def _check_depth(directory: Path, name: str) -> None:
     """
     from safetensors import safe_open
 
-    config = parse_json((directory / "config.json").read_text(encoding="utf-8"))
-    depths = [value for key in _DEPTHS if type(value := config.get(key)) in (int, float)]
+    config = _stated(directory)
+    depths: list[float] = [value for key in _DEPTHS if type(value := config.get(key, "")) in (int, float)]
     tensors = 0
     for file in directory.glob("*.safetensors"):
         with safe_open(file, framework="pt") as content:
@@ -98,6 +136,13 @@ def _check_depth(directory: Path, name: str) -> None:
             f"{name}: its config.json speaks of {max(depths):g} layers, its weights are {tensors} tensors; "
             "get the model again, whole"
         )
+
+
+def _stated(directory: Path) -> dict[str, Any]:
+    """What a folder's config.json says; nothing, where there is none."""
+    file = directory / "config.json"
+    stated = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return stated if isinstance(stated, dict) else {}
 
 
 def load_config(source: ModelSource) -> Config:
@@ -112,13 +157,12 @@ def load_config(source: ModelSource) -> Config:
 def load_random(source: ModelSource, *, seed: int, dtype: str = "float32") -> Model:
     """The same architecture with fresh weights, as its family initialises them."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     config = load_config(source)
     config.quantization_config = None
     with _explained(source, "not to be built anew"), torch.random.fork_rng(devices=[]), quiet_bars():
         torch.manual_seed(seed)
-        model: Model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
+        model: Model = auto_class(config.to_dict()).from_config(config, trust_remote_code=source.trust_remote_code)
     return model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).eval()
 
 

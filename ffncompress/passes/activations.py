@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block
+from ffncompress.models import Block, first_tensor
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Hook, LayerOutput
@@ -24,12 +25,6 @@ def own_batches(windows: TokenWindows, workers: Workers) -> list[tuple[Tensor, T
     batches = Windows.of(windows).batches(BATCH_TOKENS)
     own = (batches[i] for i in workers.share(len(batches)).tolist())
     return [(at, batch.to(workers.device)) for at, batch in own]
-
-
-def first_tensor(value: LayerOutput) -> Tensor:
-    """The hidden state of a layer's output, which may be a tuple."""
-    tensor: Tensor = value[0] if isinstance(value, tuple) else value
-    return tensor
 
 
 @contextmanager
@@ -51,25 +46,59 @@ class Rows:
     h: Tensor  # its inner activations
     y: Tensor  # its output
     stream: Tensor  # the residual stream after it
+    added: Tensor | None = None  # what a norm behind the FFN makes of y, and what is added; none: y itself
+
+    def weights(self) -> Tensor:
+        """What an error of y weighs: as a share of the stream that it is added to, by what a norm makes of it."""
+        weights = stream_weights(self.stream)
+        return weights if self.added is None else weights * gains(self.y, self.added)
+
+    def detached(self, device: torch.device) -> Rows:
+        """The same rows on a device, without a graph behind them."""
+        x, h, y, stream = (t.detach().to(device) for t in (self.x, self.h, self.y, self.stream))
+        return Rows(x, h, y, stream, None if self.added is None else self.added.detach().to(device))
 
 
 def row_hooks(block: Block, feed: Callable[[Rows], None]) -> list[tuple[str, Hook]]:
     """Hooks that call `feed` with a block's rows at every forward pass."""
     seen: dict[str, Tensor] = {}
 
-    def at_out(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
-        seen["h"] = args[0].flatten(0, -2)
+    def at_lead(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
+        seen["x"] = flat(args[0])
 
-    def at_ffn(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
-        seen["x"], seen["y"] = args[0].flatten(0, -2), first_tensor(output).flatten(0, -2)
+    def at_out(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["h"], seen["y"] = flat(args[0]), flat(output).clone()  # some families add to it in place
 
-    def at_layer(_module: nn.Module, _args: object, output: LayerOutput) -> None:
-        feed(Rows(stream=first_tensor(output).flatten(0, -2), **seen))
+    def at_after(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen["added"] = flat(output).clone()
+
+    def at_end(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
+        feed(Rows(stream=flat(args[0] if block.stream_path else first_tensor(output)), **seen))
         seen.clear()
 
-    return [(block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer)]
+    hooks: list[tuple[str, Hook]] = [(block.lead_path, at_lead), (block.out_path, at_out)]
+    hooks += [(block.after_path, at_after)] if block.after_path else []
+    return [*hooks, (block.stream_path or block.layer_path, at_end)]
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A row for each token, whatever a family makes of batch and length."""
+    return tensor.flatten(0, -2)
 
 
 def stream_weights(stream: Tensor) -> Tensor:
     """1 / |s|^2 of each row, [rows]."""
     return 1 / stream.double().square().sum(-1).clamp_min(1e-30)
+
+
+def gains(y: Tensor, added: Tensor) -> Tensor:
+    """By how much a norm stretches each row, squared, [rows]."""
+    return added.double().square().sum(-1) / y.double().square().sum(-1).clamp_min(1e-30)
+
+
+def pulled_back(norm: nn.Module, y: Tensor, direction: Tensor) -> Tensor:
+    """J'v of each row, J how a norm's output moves with its input at y: what a direction behind it is before it."""
+    with torch.enable_grad():
+        inputs = y.detach().requires_grad_()
+        (found,) = torch.autograd.grad(norm(inputs), inputs, direction.to(inputs))
+    return found

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ffncompress.errors import NumericsError, TextError
-from ffncompress.models import Block, out_projection
-from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks, stream_weights
+from ffncompress.models import Block, forward, oriented, out_projection
+from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
@@ -93,7 +93,7 @@ def collect_moments(
     with hooked(model, _moment_hooks(blocks, moments, role)):
         for batch, held_out in run.loop(batches, sums, "scoring blocks", key):
             role["held_out"] = held_out
-            decoder(input_ids=batch, use_cache=False)
+            forward(decoder, batch)
     for block, each in zip(blocks, moments, strict=True):
         for part in each.all():
             run.workers.sum_(part.tensors())
@@ -108,7 +108,7 @@ def collect_moments(
 
 
 def _device_of(model: nn.Module, block: Block) -> torch.device:
-    device = next(model.get_submodule(block.path).parameters()).device
+    device = oriented(model.get_submodule(block.out_path)).device
     # Apple's GPU has no float64, and an offloaded block has no device at all
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
@@ -121,11 +121,11 @@ def _moment_hooks(
 
         def feed(rows: Rows, own: BlockMoments = own) -> None:
             plain, inner = own.pair(role["held_out"])
-            x, h, y, stream = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.stream))
+            x, h, y, weights = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.weights()))
             plain.update_(x.double(), y.double())
             if own.neurons:
-                inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], stream_weights(stream), torch.float32)
+                inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], weights, torch.float32)
             else:
-                inner.update_(x.double(), y.double(), stream_weights(stream))
+                inner.update_(x.double(), y.double(), weights)
 
         yield from row_hooks(block, feed)

@@ -21,19 +21,20 @@ and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffncompress.models import Block
-from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches
+from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batches, pulled_back, row_hooks
+from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.recovery.neurons import Fit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
-from ffncompress.type_aliases import LayerOutput, Model
+from ffncompress.type_aliases import Hook, Model
 
 
 def predict_losses(
@@ -47,33 +48,42 @@ def predict_losses(
 ) -> list[dict[str, Tensor]]:
     """The predicted rise in loss of each block's fits at rank 0, 1, ..., as far as `_ranks` goes."""
     model.requires_grad_(False)
+    objective = objective_of(model)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     sums = [total for each in totals for total in each.values()]
-    for at, batch in run.loop(own_batches(windows, run.workers), sums, "predicting costs", key):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed))
-        for (rows, gradient), each, total in zip(taken, maps, totals, strict=True):
+    for at, batch, draw in run.loop(_drawn_batches(model, windows, run), sums, "predicting costs", key):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
+        for felt, each, total in zip(taken, maps, totals, strict=True):
             for name, fit in each.items():
-                total[name] += losses_of(fit, rows, gradient).sum(0).cpu()
+                total[name] += objective.expected(steps_of(fit, felt), len(batch)).cpu()
     run.workers.sum_(sums)
-    return [{name: total / windows.numel() for name, total in each.items()} for each in totals]
+    count = objective.draws * objective.count(windows)
+    return [{name: total / count for name, total in each.items()} for each in totals]
 
 
 def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: Run, seed: int = 0) -> list[Tensor]:
     """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
     model.requires_grad_(False)
     metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
-    for at, batch in run.progress(own_batches(windows, run.workers), "asking what the loss feels"):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed))
-        for metric, (_, gradient) in zip(metrics, taken, strict=True):
-            gradient = gradient.double()
+    for at, batch, draw in run.progress(_drawn_batches(model, windows, run), "asking what the loss feels"):
+        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
+        for metric, felt in zip(metrics, taken, strict=True):
+            gradient = felt.gradient.double()
             metric += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
-    return [metric / windows.numel() for metric in metrics]
+    objective = objective_of(model)
+    return [metric / (objective.draws * objective.count(windows)) for metric in metrics]
 
 
-def label_seeds(at: Tensor, seed: int) -> list[int]:
+def _drawn_batches(model: Model, windows: TokenWindows, run: Run) -> list[tuple[Tensor, Tensor, int]]:
+    """This process's batches, each as often as labels are drawn."""
+    draws = range(objective_of(model).draws)
+    return [(at, batch, draw) for at, batch in own_batches(windows, run.workers) for draw in draws]
+
+
+def label_seeds(at: Tensor, seed: int, draw: int = 0) -> list[int]:
     """A seed for each window, so that the labels do not depend on how the windows are shared out."""
-    return [seed + 7919 * index for index in at.tolist()]
+    return [seed + 7919 * index + 15_485_863 * draw for index in at.tolist()]
 
 
 def _ranks(fit: Fit) -> int:
@@ -83,26 +93,47 @@ def _ranks(fit: Fit) -> int:
     return fit.max_rank + 1 if isinstance(fit, LinearFit) else fit.bypass.max_rank // 2 + 1
 
 
-def losses_of(fit: Fit, rows: Rows, gradient: Tensor) -> Tensor:
-    """The predicted loss of each row at each rank of a fit, [rows, ranks]."""
+@dataclass(frozen=True)
+class Felt:
+    """A block's rows, and what the loss feels of an error of its output in each of them.
+
+    Where a norm stands behind the FFN, an error e of y moves the stream by about J e, J the norm's slope at y. So
+    products with what is behind it are taken with what was pulled back through it, and |J e|^2 is taken for the norm's
+    gain on y times |e|^2.
+    """
+
+    rows: Rows
+    gradient: Tensor  # of the loss with respect to y
+    stream: Tensor  # s, as y feels it: s'J
+    along: Tensor  # g's, g that of the stream, [rows]
+    gain: Tensor  # |J e|^2 / |e|^2, [rows]
+
+    @classmethod
+    def directly(cls, rows: Rows, gradient: Tensor, scale: float = 1.0) -> Felt:
+        """Where y is added to the stream as it is, times a scale."""
+        along = (gradient.double() * rows.stream.double()).sum(1) / scale
+        return cls(rows, gradient, scale * rows.stream, along, torch.full_like(along, scale**2))
+
+
+def steps_of(fit: Fit, felt: Felt) -> Tensor:
+    """By how much each row moves the loss that was drawn, at each rank of a fit, [rows, ranks]."""
+    rows = felt.rows
     if isinstance(fit, LinearFit):
-        return loss_by_rank(fit, rows.x, rows.y, rows.stream, gradient)
+        return steps_by_rank(fit, rows.x, rows.y, felt)
     if isinstance(fit, HybridFit):
         h, x, y = (t.to(fit.out) for t in (rows.h, rows.x, rows.y))
-        return loss_by_rank(fit.bypass, *fit.remainders(h, x, y), rows.stream, gradient, _ranks(fit) - 1)
+        return steps_by_rank(fit.bypass, *fit.remainders(h, x, y), felt, _ranks(fit) - 1)
     out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
     error = rows.h[:, fit.kept].to(out) @ out - y
     error = error if fit.bias is None else error + fit.bias.to(out)
-    s, g, e = (t.double() for t in (rows.stream, gradient, error))
-    return _loss((g * e).sum(1), (s * e).sum(1), (e * e).sum(1), (g * s).sum(1), (s * s).sum(1))[:, None]
+    s, g, e = (t.double() for t in (felt.stream, felt.gradient, error))
+    return _step((g * e).sum(1, keepdim=True), (s * e).sum(1, keepdim=True), (e * e).sum(1, keepdim=True), felt)
 
 
-def loss_by_rank(
-    fit: LinearFit, x: Tensor, y: Tensor, stream: Tensor, gradient: Tensor, highest: int | None = None
-) -> Tensor:
-    """The predicted loss of each row at rank 0 to `highest` (none: all), [rows, ranks]."""
+def steps_by_rank(fit: LinearFit, x: Tensor, y: Tensor, felt: Felt, highest: int | None = None) -> Tensor:
+    """The same of a linear map at rank 0 to `highest` (none: all), [rows, ranks]."""
     highest = fit.max_rank if highest is None else highest
-    x, y, s, g = (t.float() for t in (x, y, stream, gradient))  # single products, double sums
+    x, y, s, g = (t.float() for t in (x, y, felt.stream, felt.gradient))  # single products, double sums
     v = fit.directions[:, :highest].to(x)
     c = (x - fit.x0.to(x)) @ (fit.weight @ fit.readings[:, :highest]).to(x)  # [rows, highest]
     e0 = fit.y0.to(x) - y  # the error at rank 0
@@ -115,59 +146,47 @@ def loss_by_rank(
     # |e0 + sum_{i <= j} v_i c_i|^2 grows by the square of the new term and twice its product with all before it
     before = e0 @ v + c @ (v.T @ v).triu(1)
     ee = along((e0 * e0).sum(1), 2 * before * c + c * c * (v * v).sum(0))
-    gs, ss = (g * s).double().sum(1, keepdim=True), (s * s).double().sum(1, keepdim=True)
-    return _loss(ge, se, ee, gs, ss)
+    return _step(ge, se, ee, felt)
 
 
-def _loss(ge: Tensor, se: Tensor, ee: Tensor, gs: Tensor, ss: Tensor) -> Tensor:
-    """The step on the stream's direction, from inner products of g, s and e."""
-    ss = ss.clamp_min(1e-30)
-    after = (ss + 2 * se + ee).clamp_min(1e-12 * ss)  # |s + e|^2
-    return ((gs + ge) * (ss / after).sqrt() - gs).square() / 2
+def _step(ge: Tensor, se: Tensor, ee: Tensor, felt: Felt) -> Tensor:
+    """The step on the stream's direction, from inner products of g, s and e, [rows, ranks]."""
+    gs = felt.along[:, None]
+    ss = felt.rows.stream.double().square().sum(1, keepdim=True).clamp_min(1e-30)
+    after = (ss + 2 * se + felt.gain[:, None] * ee).clamp_min(1e-12 * ss)  # |s + e|^2
+    return (gs + ge) * (ss / after).sqrt() - gs
 
 
-def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[tuple[Rows, Tensor]]:
-    """The rows of every block, and the gradient of the loss with respect to the stream after it.
+def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[Felt]:
+    """The rows of every block, and what the loss feels of errors in them.
 
-    A zero is added to each FFN's output, and to nothing else; the gradient with respect to it is the stream's.
+    A zero is added to each FFN's output, and to what a norm behind it makes of that: the gradient with respect to it is
+    that of the output, or of the stream.
     """
-    inner: list[Tensor] = []
-    inputs: list[tuple[Tensor, Tensor, Tensor]] = []
-    streams: list[Tensor] = []
+    found: list[Rows] = []
+    probes: list[list[Tensor]] = [[] for _ in blocks]
 
-    def at_out(_module: nn.Module, args: tuple[Tensor, ...], _output: object) -> None:
-        inner.append(args[0].detach())
+    def probe(at: int) -> Hook:
+        def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+            probes[at].append(torch.zeros_like(output, requires_grad=True))
+            return output + probes[at][-1]
 
-    def at_ffn(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        probe = torch.zeros_like(output, requires_grad=True)
-        inputs.append((args[0].detach(), output.detach(), probe))
-        return output + probe
+        return hook
 
-    def at_layer(_module: nn.Module, _args: object, output: LayerOutput) -> None:
-        streams.append(first_tensor(output).detach())
-
-    hooks = [
-        (path, hook)
-        for block in blocks
-        for path, hook in ((block.out_path, at_out), (block.path, at_ffn), (block.layer_path, at_layer))
-    ]
+    hooks = [hook for block in blocks for hook in row_hooks(block, found.append)]
+    places = [[b.out_path, *([b.after_path] if b.after_path else [])] for b in blocks]
+    hooks += [(path, probe(at)) for at, own in enumerate(places) for path in own]
     with hooked(model, hooks), torch.enable_grad():
-        logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
-        labels = _draw(logits.detach(), seeds)
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
-    rows = []
-    for h, (x, y, probe), stream in zip(inner, inputs, streams, strict=True):
-        assert probe.grad is not None
-        x, h, y, stream, gradient = (t.to(y.device).flatten(0, -2) for t in (x, h, y, stream, probe.grad))
-        rows.append((Rows(x, h, y, stream), gradient))
-    return rows
+        objective_of(model).drawn(model, batch, seeds).backward()  # type: ignore[no-untyped-call]
+    return [_felt(model, *each) for each in zip(blocks, found, probes, strict=True)]
 
 
-def _draw(logits: Tensor, seeds: Sequence[int]) -> Tensor:
-    """A label for each token from the model's own distribution, [batch, length]."""
-    chances = logits.softmax(-1).cpu()
-    rows = [
-        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
-        for row, seed in zip(chances, seeds, strict=True)
-    ]
-    return torch.stack(rows).to(logits.device)
+def _felt(model: Model, block: Block, rows: Rows, probes: list[Tensor]) -> Felt:
+    gradients = [flat(p.grad) for p in probes if p.grad is not None]
+    rows = rows.detached(gradients[0].device)
+    if rows.added is None:
+        return Felt.directly(rows, gradients[0], block.scale)
+    assert block.after_path is not None
+    behind = Felt.directly(rows, gradients[1], block.scale)
+    stream = pulled_back(model.get_submodule(block.after_path), rows.y, behind.stream)
+    return Felt(rows, gradients[0], stream, behind.along, behind.gain * gains(rows.y, rows.added))

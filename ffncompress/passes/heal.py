@@ -10,11 +10,11 @@ import copy
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.passes.objective import objective_of
 from ffncompress.records.origin import Healing
 from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
@@ -88,12 +88,9 @@ def _distil(
             spent = min((time.monotonic() - start) / seconds, 1.0)
             for group in optimiser.param_groups:
                 group["lr"] = RATE * min((steps + 1) / WARM_UP, 1.0) * (1 - 0.9 * spent)
-            with torch.no_grad():
-                target = original(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
-            ours = model(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
-            loss = F.kl_div(ours, target, log_target=True, reduction="batchmean")
+            loss = objective_of(model).distance(model, original, ids)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             steps, tokens = steps + 1, tokens + ids.numel()
     return steps, tokens

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, oriented
+from ffncompress.models import Block, inner_matrices, oriented
 from ffncompress.recovery import Moments, solve_ridged
 from ffncompress.recovery.inner import InnerRows, inner_steps
 from ffncompress.replacement.building import set_projection_
@@ -26,7 +26,8 @@ def inner_rows(module: nn.Module, block: Block, aimed: AimedRows) -> InnerRows:
     with _watched(module, block) as (fed, inner):
         y = module(x)
         slopes = torch.autograd.grad(inner[0].sum(), fed)  # neuron by neuron, so the sum's gradient is each one's own
-    return InnerRows(x, torch.stack(slopes), target - y.detach(), weights, held_out)
+    each = torch.cat([slope.unflatten(1, (block.layout.fused, -1)) for slope in slopes], 1).transpose(0, 1)
+    return InnerRows(x, each, target - y.detach(), weights, held_out)
 
 
 def refit_inner(
@@ -39,23 +40,21 @@ def refit_inner(
     """The module's tensors with its inner matrices refitted, and its output matrix after them; none: it does not help.
 
     Args:
-        module: kept neurons, alone or with a bypass.
+        module: kept neurons.
         block: what they replace.
         rows: as `inner_rows` makes them.
         aimed: the same rows with their targets.
         workers: the processes that share the rows.
     """
-    inner = [module.get_submodule(name) for name in block.layout.inner]
     last = module.get_submodule(block.layout.out)
-    width = oriented(last).shape[1]
-    like = torch.stack([oriented(projection)[:width].detach() for projection in inner])
+    like = inner_matrices(module, block.layout)
     out = oriented(last).detach().T.double()
     steps = inner_steps(rows, like, out, workers.sum_)
     if steps is None:
         return None
     moved = copy.deepcopy(module)
-    for name, matrix in zip(block.layout.inner, like.double() + steps, strict=True):
-        set_projection_(moved.get_submodule(name), matrix)
+    for name, matrices in zip(block.layout.inner, (like.double() + steps).split(block.layout.fused), strict=True):
+        set_projection_(moved.get_submodule(name), matrices.flatten(0, 1))
     fit, held_out = (Moments.zeros(*out.shape, full_yy=False, device=out.device) for _ in range(2))
     errors = torch.zeros(2, dtype=torch.float64, device=out.device)  # on held-out rows, before and after
     for x, target, weights, is_held_out in aimed():

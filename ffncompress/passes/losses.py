@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ffncompress.passes.activations import own_batches
+from ffncompress.passes.objective import objective_of
 from ffncompress.runtime.run import Run
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Model
@@ -47,11 +47,8 @@ def sequence_losses(model: Model, windows: TokenWindows, run: Run, label: str = 
 
 
 def batch_losses(model: Model, batch: Tensor) -> Tensor:
-    """Mean next-token loss of each sequence, [batch], float64 on the CPU."""
-    logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
-    targets = batch[:, 1:].to(logits.device)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).double().mean(1).cpu()
+    """The mean loss of each sequence, [batch], float64 on the CPU."""
+    return objective_of(model).losses(model, batch)
 
 
 def delta_perplexity(base: float, rise: float) -> float:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ffncompress.errors import ModelError
+from ffncompress.models import forward
 from ffncompress.records.plan import Proof
 from ffncompress.type_aliases import Model
 
@@ -20,8 +21,12 @@ def proof_of(model: Model) -> Proof:
     """The loss of each token of a fixed sequence: what tells a model from any other."""
     rows = model.get_input_embeddings().weight.shape[0]
     ids = (torch.arange(3, 19, device=model.device) % rows)[None]
-    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-    losses = F.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none")
+    output = forward(model, ids)
+    if "logits" in output:
+        logits = output.logits[0, :-1].float()
+        losses = F.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none")
+    else:  # no language model on top: how its last state lies, token by token
+        losses = output.last_hidden_state[0].float().diff(dim=0).square().mean(-1)
     return Proof(dtype=str(model.dtype).removeprefix("torch."), losses=losses.tolist())
 
 

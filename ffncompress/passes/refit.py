@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block, out_projection
-from ffncompress.passes.activations import Rows, first_tensor, hooked, own_batches, row_hooks, stream_weights
+from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, out_projection
+from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
 from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
@@ -81,39 +81,61 @@ def refit(
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
             fit: Fit | None = None if shape is None else run.stages.find(f"refit of block {block.index}", facts)
-            sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric, undo_drift)
+            sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric)
             drifted = bool(made)
             for at, (batch, held_out) in enumerate(batches):
-                original, output = run_layer(model, blocks, block.index, batch, states.get("original", at))
+                entering = states.get("original", at)
+                original, output = run_layer(model, blocks, block.index, batch, entering)
                 states.put("original", at, output)
                 rows = original
                 if drifted:
-                    rows, output = run_layer(model, blocks, block.index, batch, states.get("slimmed", at))
-                if sums is not None:
-                    sums.update_(rows, original.stream, held_out)
+                    entering = states.get("slimmed", at)
+                    rows, output = run_layer(model, blocks, block.index, batch, entering)
+                if shape is not None and block.stream_path:
+                    states.put("entering", at, entering)
                 if shape is not None:
-                    drift, weights = aim(block, rows, original.stream, undo_drift)
-                    states.put("rows", at, (rows.x, rows.stream - block.scale * rows.y, rows.y + drift, weights))
+                    drift, weights = aim(model, block, rows, original, undo_drift)
+                    if sums is not None:
+                        sums.update_(rows, drift, weights, held_out)
+                    before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
+                    states.put("rows", at, (rows.x, before, rows.y + drift, weights))
                 if drifted or shape is not None:
                     states.put("slimmed", at, output)  # its form is right; a new replacement's stream comes below
             if shape is not None:
                 if sums is not None:
                     fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
                 assert fit is not None
-                module = build_replacement(block, model.get_submodule(block.path), shape, fit)
-                if shape.width and inner:
+                module = build_replacement(block, ffn_of(model, block), shape, fit)
+                if shape.kind == "neurons" and inner:
                     _refit_inner_(module, block, states, batches, run, facts)
-                for at in range(len(batches)):
-                    x, before, *_ = states.get("rows", at)
-                    y = module.to(x)(x)
-                    states.put("slimmed", at, _with_stream(states.get("slimmed", at), before + block.scale * y))
+                for at, (batch, _) in enumerate(batches):
+                    if block.stream_path:  # more happens in the layer before the stream leaves it
+                        with installed(model, {block.path: module}):
+                            output = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
+                    else:
+                        x, before, *_ = states.get("rows", at)
+                        y = module.to(x)(x)
+                        added = model.get_submodule(block.after_path)(y) if block.after_path else y
+                        output = _with_stream(states.get("slimmed", at), before + block.scale * added)
+                    states.put("slimmed", at, output)
                 made[block.index] = module.float().cpu()
     return made
 
 
-def aim(block: Block, rows: Rows, original_stream: Tensor, undo_drift: bool) -> tuple[Tensor, Tensor]:
-    """(what a replacement should add to the FFN's output, what an error of it weighs) in each row."""
-    return (original_stream - rows.stream) / block.scale * undo_drift, stream_weights(original_stream)
+def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool) -> tuple[Tensor, Tensor]:
+    """(what a replacement should add to the FFN's output, what an error of it weighs) in each row.
+
+    Behind a norm, what would bring the stream back is pulled through it: J'd over its gain, which is J's inverse
+    wherever it stretches all directions alike.
+    """
+    drift = (original.stream - rows.stream) / block.scale * undo_drift
+    weights = stream_weights(original.stream)
+    if rows.added is None:
+        return drift, weights
+    assert block.after_path is not None
+    gain = gains(rows.y, rows.added)
+    drift = pulled_back(model.get_submodule(block.after_path), rows.y, drift)
+    return drift / gain.clamp_min(1e-30)[:, None].to(drift), weights * gain
 
 
 def _refit_inner_(
@@ -142,20 +164,22 @@ def run_layer(
     model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput
 ) -> tuple[Rows, LayerOutput]:
     """One layer of the model on the state before it (none: the embeddings): its block's rows, and its output."""
-    layers = [model.get_submodule(block.layer_path) for block in blocks]
     rows: list[Rows] = []
+    with hooked(model, row_hooks(blocks[index], rows.append)):
+        output = _pass_layer(model, blocks, index, batch, state)
+    return rows[0], output
+
+
+def _pass_layer(model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput) -> LayerOutput:
+    layers = [model.get_submodule(block.layer_path) for block in blocks]
     outputs: list[LayerOutput] = []
-    hooks = [
-        *row_hooks(blocks[index], rows.append),
-        (blocks[index].layer_path, lambda _m, _a, out: outputs.append(out)),
-    ]
     with (
         handing_on(layers[:index], lambda: state),
         handing_on(layers[index + 1 :], lambda: outputs[-1]),
-        hooked(model, hooks),
+        hooked(model, [(blocks[index].layer_path, lambda _m, _a, out: outputs.append(out))]),
     ):
-        model.base_model(input_ids=batch, use_cache=False)
-    return rows[0], outputs[0]
+        forward(model.base_model, batch)
+    return outputs[0]
 
 
 def _with_stream(output: LayerOutput, stream: Tensor) -> LayerOutput:
@@ -187,8 +211,8 @@ class _Sums:
     so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
     """
 
-    def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None, undo_drift: bool) -> None:
-        self.block, self.shape, self.undo_drift = block, shape, undo_drift
+    def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None) -> None:
+        self.block, self.shape = block, shape
         weight, self.bias = out_projection(model, block)
         device = "cpu" if weight.device.type in ("mps", "meta") else weight.device
         self.weight = weight.to(device, torch.float64)
@@ -196,11 +220,10 @@ class _Sums:
         inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
         self.fit, self.held_out = (Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2))
 
-    def update_(self, rows: Rows, original_stream: Tensor, held_out: bool) -> None:
-        """Add the rows of one batch."""
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, held_out: bool) -> None:
+        """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
         device = self.fit.x.device
-        drift, weights = (t.to(device) for t in aim(self.block, rows, original_stream, self.undo_drift))
-        h, x, y = (t.to(device) for t in (rows.h, rows.x, rows.y))
+        h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
         sums = self.held_out if held_out else self.fit
         if self.shape.kind == "neurons":
             sums.update_(h, drift, weights, torch.float32)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress.models import Block, installed
-from ffncompress.passes.activations import first_tensor, hooked, own_batches
+from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.losses import batch_losses
 from ffncompress.recovery import LinearFit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
-from ffncompress.type_aliases import Hook, LayerOutput, Model
+from ffncompress.type_aliases import LayerOutput, Model
 
 
 @dataclass
@@ -42,7 +42,8 @@ def measure_base(
     losses = torch.zeros(len(windows), dtype=torch.float64)
     errors = [_no_errors(len(windows), block) for block in blocks]
     for at, batch in run.progress(own_batches(windows, run.workers), "measuring the base"):
-        hooks = [(b.path, _error_hook(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        feeds = [(b, _error_feed(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        hooks = [hook for feed in feeds for hook in row_hooks(*feed)]
         with hooked(model, hooks):
             losses[at] = batch_losses(model, batch)
     run.workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
@@ -80,16 +81,16 @@ def _no_errors(n: int, block: Block) -> SequenceErrors:
     return SequenceErrors(zeros(n), zeros(n), zeros(n, block.d_out), zeros(n))
 
 
-def _error_hook(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Hook:
-    def hook(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
-        x, y = args[0].double(), first_tensor(output).double()
+def _error_feed(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Callable[[Rows], None]:
+    def feed(rows: Rows) -> None:
+        x, y = (t.double().unflatten(0, (len(at), -1)) for t in (rows.x, rows.y))
         error = y - x @ fit.weight.to(x.device) - fit.bias.to(x.device)
         own.squared_errors[at] = error.square().sum((1, 2)).cpu()
         own.rows[at] = y.shape[1]
         own.sums[at] = y.sum(1).cpu()
         own.squares[at] = y.square().sum((1, 2)).cpu()
 
-    return hook
+    return feed
 
 
 def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[list[LayerOutput], Tensor]:

@@ -6,6 +6,7 @@ from ffncompress.budgets import Limit
 from ffncompress.passes.losses import delta_perplexity
 from ffncompress.planning.search import Choice, SearchSpace
 from ffncompress.records.plan import BlockPlan, JointCheck
+from ffncompress.records.task import MEASURES, Task
 
 
 def explain(space: SearchSpace, choice: Choice, base: float, forced: list[int] | None) -> list[str]:
@@ -29,7 +30,13 @@ def explain(space: SearchSpace, choice: Choice, base: float, forced: list[int] |
     return reasons
 
 
-def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointCheck], doubt: str | None = None) -> str:
+def summarise(
+    blocks: list[BlockPlan],
+    limit: Limit | None,
+    joint: list[JointCheck],
+    doubt: str | None = None,
+    task: Task = "causal",
+) -> str:
     """The plan in a sentence; where nothing is safe, the nearest miss; where a doubt stands, that and no verdict."""
     replaced = [b for b in blocks if b.replace]
     if replaced:
@@ -39,24 +46,24 @@ def summarise(blocks: list[BlockPlan], limit: Limit | None, joint: list[JointChe
         final = joint[-1]
         verdict = f", {'within' if final.within_limit else 'OVER'} {limit}" if limit else ""
         verdict = f"; not to be believed: {doubt}" if doubt else verdict
-        return f"{head}: {_costs(final)}{verdict}"
+        return f"{head}: {_costs(final, task)}{verdict}"
     advice = "raise --max-delta, give a size with --budget, or force it with --blocks"
     if joint:
         nearest = min(joint, key=lambda check: check.delta)
         count = len(nearest.blocks)
-        miss = f"{count} block{'s' * (count > 1)} at {nearest.parameters:,} parameters: {_costs(nearest)}"
+        miss = f"{count} block{'s' * (count > 1)} at {nearest.parameters:,} parameters: {_costs(nearest, task)}"
         miss += ", which a margin of 95 % does not let pass" if limit and limit.allows(
             nearest.base_perplexity, nearest.perplexity
         ) else ""  # fmt: skip
     else:
         block = min(blocks, key=lambda b: b.swap.delta)
-        miss = f"block {block.index}: {block.swap.delta:+.2f} ±{block.swap.delta_error:.2f} perplexity"
+        miss = f"block {block.index}: {block.swap.delta:+.2f} ±{block.swap.delta_error:.2f} {MEASURES[task]}"
     return f"nothing is safe to replace within {limit}; the nearest miss is {miss}; {advice}"
 
 
-def _costs(check: JointCheck) -> str:
+def _costs(check: JointCheck, task: Task) -> str:
     relative = 100 * check.delta / check.base_perplexity
     return (
-        f"{check.delta:+.2f} ±{check.delta_error:.2f} perplexity "
+        f"{check.delta:+.2f} ±{check.delta_error:.2f} {MEASURES[task]} "
         f"({relative:+.1f} % of {check.base_perplexity:.2f}, context {check.context})"
     )

@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from ffncompress.models import Block, context_of
+from ffncompress.models import Block, context_of, ffn_of, forward
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
@@ -32,14 +32,14 @@ def time_blocks(model: Model, space: SearchSpace, progress: Progress = silent) -
     like = next(model.parameters())
     runs: dict[_What, Callable[[], object]] = {}
     for size, block in first.items():
-        ffn = model.get_submodule(block.path)
+        ffn = ffn_of(model, block)
         x = torch.randn(1, tokens, block.d_in, device=like.device, dtype=like.dtype)
         runs[size, None] = partial(ffn, x)
         for shape in {option.shape for option in space.menus[block.index]}:
             module = build(shape, block.layout, ffn).to(like)
             runs[size, shape] = partial(module, x)
     ids = torch.arange(tokens, device=like.device)[None] % model.config.vocab_size
-    runs["model"] = partial(model, input_ids=ids, use_cache=False)
+    runs["model"] = partial(forward, model, ids)
     seconds = _timed(runs, progress)
     kept = [seconds[_size(block), None] for block in space.blocks]
     menus = [

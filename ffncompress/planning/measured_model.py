@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ffncompress.budgets import Limit
-from ffncompress.models import Block, ModelSource, count_parameters, installed
+from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed
 from ffncompress.passes.doubts import doubt_of_slimmed, refuse
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.planning.latency import time_blocks
@@ -32,6 +32,7 @@ class MeasuredModel:
     source: ModelSource
     model: Model
     blocks: list[Block]
+    kept_layers: dict[int, str]  # those without a block, and why
     corpus: Corpus
     run: Run
     base: float  # perplexity on the choose windows
@@ -52,9 +53,7 @@ class MeasuredModel:
     def modules(self, choice: Choice) -> dict[int, nn.Module]:
         """The replacements of a choice, as fitted on the original model's activations."""
         return {
-            i: build_replacement(
-                block, self.model.get_submodule(block.path), option.shape, fitted.maps[fit_name(option)]
-            )
+            i: build_replacement(block, ffn_of(self.model, block), option.shape, fitted.maps[fit_name(option)])
             for i, (block, option, fitted) in enumerate(zip(self.blocks, choice, self.fitted, strict=True))
             if option is not None
         }

@@ -9,11 +9,12 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
-from ffncompress.models import Block, ModelSource, context_of, find_blocks, load_model, load_tokenizer
+from ffncompress.models import Block, Ffns, ModelSource, context_of, ffn_of, find_ffns, load_model, load_tokenizer
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
 from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length, embedding_rows
 from ffncompress.passes.swaps import SequenceErrors, measure_base, measure_swaps
 from ffncompress.planning.common_width import width_within_size
@@ -47,7 +48,8 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     Raises:
         FfncompressError: the model, the text or the budget does not serve; the message says what would.
     """
-    model, blocks, corpus, terms = _load(source, settings, run)
+    model, ffns, corpus, terms = _load(source, settings, run)
+    blocks = ffns.blocks
     stages = run.stages
     if stages.folder is not None:
         stages.facts = _facts(source, model, corpus, settings, terms)
@@ -85,6 +87,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
         source=source,
         model=model,
         blocks=blocks,
+        kept_layers=ffns.kept,
         corpus=corpus,
         run=run,
         base=base,
@@ -99,12 +102,14 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     )
 
 
-def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, list[Block], Corpus, Terms]:
+def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, Ffns, Corpus, Terms]:
     """The model, its blocks, and its text in windows; whatever cannot serve is said before anything is measured."""
     with step(run.progress, f"loading {source.name}"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
         model, tokenizer = load_model(source, dtype=dtype, device_map=device_map), load_tokenizer(source)
-    blocks = find_blocks(model)
+    ffns = find_ffns(model)
+    blocks = ffns.blocks
+    set_objective_(model, tokenizer)
     terms = terms_of(model.config, blocks, settings)
     check_budget(model, blocks, settings)
     if settings.target == "native":
@@ -116,7 +121,7 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
         corpus = gather_text(settings, default_text(source.is_hub), tokenizer, context, reading_of)
     check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
-    return model, blocks, corpus, terms
+    return model, ffns, corpus, terms
 
 
 def _fit_blocks(
@@ -176,7 +181,7 @@ def _try_swaps(
         for b, options in zip(blocks, menus, strict=True)
     ]
     variants = [
-        build_replacement(b, model.get_submodule(b.path), o.shape, f.maps[fit_name(o)])
+        build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)])
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
     windows = corpus.choose.up_to(SWAP_TOKENS, least=2)
@@ -203,7 +208,7 @@ def _fits(
     def fit(at: int) -> Fitted:
         own = moments[at]
         assert own is not None
-        return known[at] or fit_block(group[at], own, model.get_submodule(group[at].path), offer)
+        return known[at] or fit_block(group[at], own, ffn_of(model, group[at]), offer)
 
     places = range(len(group))
     return workers.deal(places, fit) if workers.device.type == "cpu" else map(fit, places)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ffncompress import __version__
 from ffncompress.budgets import Budget, parse_blocks
-from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed, settled_parameters
+from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed, settled_parameters, task_of
 from ffncompress.passes.losses import perplexity
 from ffncompress.passes.proof import proof_of
 from ffncompress.passes.refit import refit
@@ -151,9 +151,10 @@ def describe(
         for i, block in enumerate(measured.blocks)
     ]
     doubt = measured.doubt_of(joint[-1]) if joint else measured.doubt
+    base = _base_ref(measured.source, measured.model, measured.blocks)
     return Plan(
         ffncompress_version=__version__,
-        base=_base_ref(measured.source, measured.model, measured.blocks),
+        base=base,
         settings=settings,
         fit_text=measured.corpus.fit_text,
         choose_text=measured.corpus.choose_text,
@@ -161,8 +162,9 @@ def describe(
         blocks=blocks,
         joint_checks=joint,
         frontier=frontier,
-        summary=summarise(blocks, settings.limit, joint, doubt),
+        summary=summarise(blocks, settings.limit, joint, doubt, base.task),
         doubt=doubt,
+        kept_layers=measured.kept_layers,
         replacements_sha256="",
     ).public()
 
@@ -178,6 +180,7 @@ def _base_ref(source: ModelSource, model: Model, blocks: list[Block]) -> BaseRef
         fingerprint_of="model",
         is_hub=source.is_hub,
         family=model.config.model_type,
+        task=task_of(model),
         parameters=count_parameters(model),
         ffn_parameters=sum(block.parameters for block in blocks) + settled_parameters(model),
         trust_remote_code=source.trust_remote_code,

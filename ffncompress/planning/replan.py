@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffncompress.budgets import Budget, parse_kinds
 from ffncompress.errors import BudgetError, PlanError
-from ffncompress.models import Block, find_blocks, installed, load_model
+from ffncompress.models import Block, ffn_of, find_blocks, installed, load_model
 from ffncompress.models.base import find_base
 from ffncompress.passes.losses import delta_perplexity
 from ffncompress.passes.proof import proof_of
@@ -83,7 +83,7 @@ def _replanned(
     modules, offer = {}, Offer(parse_kinds(old.settings.kinds), old.settings.alignment)
     chosen = [(block, option) for block, option in zip(blocks, choice, strict=True) if option is not None]
     for block, option in progress(chosen, "fitting replacements"):
-        ffn, moments = model.get_submodule(block.path), BlockMoments.named(load_moments(directory, block.index))
+        ffn, moments = ffn_of(model, block), BlockMoments.named(load_moments(directory, block.index))
         fits = fit_some(block, moments, ffn, [name := fit_name(option)], offer)
         modules[block.index] = build_replacement(block, ffn, option.shape, fits[name])
     reasons = explain(space, choice, old.base_perplexity, None)

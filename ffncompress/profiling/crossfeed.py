@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block
+from ffncompress.models import Block, ffn_of, forward
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
 from ffncompress.recovery import Moments
@@ -44,12 +44,12 @@ def cross_feed(
     feeds = []
     for block, source, own, target in pairs:
         sets = [[Moments.zeros(own.d_in, own.d_out, full_yy=False) for _ in range(2)] for _ in range(2)]
-        feeds.append((block, taker.get_submodule(own.path), sets, source, matching(source, target), target.mean))
+        feeds.append((block, ffn_of(taker, own), sets, source, matching(source, target), target.mean))
     for held_out, windows in enumerate((corpus.fit, corpus.choose)):
         for _, batch in run.progress(own_batches(windows, run.workers), "cross-feeding"):
             hooks = [hook for feed in feeds for hook in row_hooks(feed[0], _feeder(held_out, *feed[1:]))]
             with hooked(giver, hooks):
-                giver.base_model(input_ids=batch, use_cache=False)
+                forward(giver.base_model, batch)
     for _, _, sets, *_ in feeds:
         run.workers.sum_(tensor for pair in sets for moments in pair for tensor in moments.tensors())
     return [(_r2(*sets[0]), _r2(*sets[1])) for _, _, sets, *_ in feeds]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.models import Block
+from ffncompress.models import Block, ffn_of
 from ffncompress.passes.calibration import collect_moments, group_by_memory
 from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
 from ffncompress.passes.swaps import measure_base, measure_swaps
@@ -108,7 +108,7 @@ def swap_linear(
     """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
     windows = windows.up_to(SWAP_TOKENS, least=2)
     maps = [
-        build_replacement(block, model.get_submodule(block.path), whole_map(block), each.fit)
+        build_replacement(block, ffn_of(model, block), whole_map(block), each.fit)
         for block, each in zip(blocks, linear, strict=True)
     ]
     found = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.models import Block
+from ffncompress.models import Block, forward
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.profiling.measure import Linear
 from ffncompress.profiling.records import Probe
@@ -92,7 +92,7 @@ def captured(
             places = (begins[at][:, None] + torch.arange(batch.shape[1])).flatten()
             hooks = [hook for b, own in zip(group, rows, strict=True) for hook in row_hooks(b, _keeper(own, places))]
             with torch.no_grad(), hooked(model, hooks):
-                model.base_model(input_ids=batch, use_cache=False)
+                forward(model.base_model, batch)
         run.workers.sum_(part for own in rows for part in own)  # a row is one process's, and zero in the others
         yield group, rows
 

@@ -15,6 +15,7 @@ from ffncompress.models import (
     ModelSource,
     find_blocks,
     find_model,
+    forward,
     load_config,
     load_model,
     load_random,
@@ -22,6 +23,7 @@ from ffncompress.models import (
 )
 from ffncompress.passes.activations import BATCH_TOKENS
 from ffncompress.passes.calibration import check_enough_rows
+from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length
 from ffncompress.runtime.progress import step
 from ffncompress.runtime.run import Run
@@ -69,8 +71,10 @@ class Subject:
         with step(self.run.progress, f"loading {self.name}"):
             dtype, where = self.run.workers.dtype(self.settings.dtype), self.run.workers.device_map
             if self.variant == RANDOM:
-                return load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
-            return load_model(self.source, dtype=dtype, device_map=where)
+                model = load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
+            else:
+                model = load_model(self.source, dtype=dtype, device_map=where)
+            return set_objective_(model, self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -124,11 +128,11 @@ class Subject:
         check_enough_rows(self.blocks, corpus.fit.numel())
         some = corpus.fit.batches(BATCH_TOKENS)[: FORWARD_BATCHES + 1]  # a process may have none of its own
         batches = [batch.to(self.run.workers.device) for _, batch in some]
-        self.model(input_ids=batches[0], use_cache=False)
+        forward(self.model, batches[0])
         timed = batches[1:] or batches
         start = time.perf_counter()
         for batch in self.run.progress(timed, "timing a forward pass"):
-            self.model(input_ids=batch, use_cache=False)
+            forward(self.model, batch)
         seconds = time.perf_counter() - start
         tokens = corpus.fit.numel() + corpus.choose.numel()
         return seconds * tokens / sum(batch.numel() for batch in timed) / self.run.workers.count

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from ffncompress.records.task import Task
 from ffncompress.schema import Count, Record
 from ffncompress.text.sources import Reading
 
@@ -23,8 +24,8 @@ class Perplexities(Record):
     """One model on one text."""
 
     token: Perplexity
-    word: Perplexity
-    byte: Perplexity
+    word: Perplexity | None = None  # of what goes on with a text alone
+    byte: Perplexity | None = None
 
 
 class TextResult(Record):
@@ -94,4 +95,5 @@ class GateResult(Record):
     prompt: str
     continuation_base: str
     continuation_slimmed: str
+    task: Task = "causal"  # of the models, and so what the figures are
     limit_warning: str = ""  # where the limit is too wide to say much

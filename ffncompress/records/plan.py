@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.errors import PlanError
 from ffncompress.records.migrations import migrated
+from ffncompress.records.task import Task
 from ffncompress.records.tolerance import Rise, Tolerance, tolerance_of
 from ffncompress.sanitize import in_short, parse_json
 from ffncompress.schema import Count, Positive, PositiveFloat, Record, first_fault
@@ -35,6 +36,7 @@ class BaseRef(Record):
     family: str
     parameters: Positive
     ffn_parameters: Positive
+    task: Task = "causal"  # what it is for, and so what it is judged by
     trust_remote_code: bool = False  # it needs its own code; whether that may run is not for a file to say
 
 
@@ -197,6 +199,7 @@ class Plan(Record):
     frontier: list[FrontierPoint] = Field(default_factory=list)
     summary: str
     doubt: str | None = None  # why its figures cannot be believed
+    kept_layers: dict[int, str] = Field(default_factory=dict)  # those without a block, and why
     replacements_sha256: str
     proof: Proof | None = None  # none: a plan before 0.4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffncompress.models import Block, oriented
@@ -15,7 +16,14 @@ from ffncompress.replacement.modules import BYPASS, build
 
 
 def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> nn.Module:
-    """The replacement module with the fitted weights in it, float32 in main memory."""
+    """The replacement module with the fitted weights in it, float32 in main memory.
+
+    Args:
+        block: what is replaced.
+        ffn: its FFN, as `ffn_of` gives it.
+        shape: what it becomes.
+        fit: the coefficients.
+    """
     module = build(shape, block.layout, ffn).float()
     out = module.get_submodule(block.layout.out)
     if isinstance(fit, LinearFit):
@@ -28,20 +36,30 @@ def build_replacement(block: Block, ffn: nn.Module, shape: Shape, fit: Fit) -> n
             set_projection_(out, up, bias)
             set_projection_(module.get_submodule(block.layout.inner[-1]), down)
         return module.requires_grad_(False)
-    for name in block.layout.inner:
-        own = ffn.get_submodule(name)
-        own_bias: Tensor | None = getattr(own, "bias", None)
-        kept = fit.kept.to(oriented(own).device)
-        set_projection_(module.get_submodule(name), oriented(own)[kept], None if own_bias is None else own_bias[kept])
+    leads = [_kept_rows(block, ffn.get_submodule(name), fit.kept) for name in block.layout.inner]
     if isinstance(fit, NeuronFit):
         set_projection_(out, fit.out.T, fit.bias)
     else:
         assert isinstance(fit, HybridFit)
         matrix, down, up, bias = fit.at_rank(shape.rank)
-        set_projection_(out, matrix.T, torch.zeros_like(bias) if block.out_bias else None)
-        set_projection_(module.get_submodule(BYPASS[0]), down)
-        set_projection_(module.get_submodule(BYPASS[1]), up, bias)
+        if block.layout.activation is not None:  # the bypass is more rows of the same matrices, past the activation
+            (weight, own_bias), rows = leads[0], down.to(leads[0][0])
+            leads = [(torch.cat([weight, rows]), None if own_bias is None else F.pad(own_bias, (0, shape.rank)))]
+            set_projection_(out, torch.cat([matrix.T, up], 1), bias)
+        else:
+            set_projection_(out, matrix.T, torch.zeros_like(bias) if block.out_bias else None)
+            set_projection_(module.get_submodule(BYPASS[0]), down)
+            set_projection_(module.get_submodule(BYPASS[1]), up, bias)
+    for name, lead in zip(block.layout.inner, leads, strict=True):
+        set_projection_(module.get_submodule(name), *lead)
     return module.requires_grad_(False)
+
+
+def _kept_rows(block: Block, own: nn.Module, kept: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rows of kept neurons in a matrix that leads in, and their biases; of each of those that are fused in it."""
+    weight, bias = oriented(own).detach(), getattr(own, "bias", None)
+    rows = torch.cat([kept + part * block.d_inner for part in range(block.layout.fused)]).to(weight.device)
+    return weight[rows], None if bias is None else bias.detach()[rows]
 
 
 def tensors_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:

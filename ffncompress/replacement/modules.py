@@ -20,7 +20,9 @@ __all__ = ["BYPASS", "build", "empty", "matrix_weights", "parameters"]
 
 def build(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:
     """An uninitialised replacement for an FFN."""
-    return loader.build(shape.kind, shape.width, shape.rank, layout.inner, layout.out, ffn)
+    return loader.build(
+        shape.kind, shape.width, shape.rank, layout.inner, layout.out, ffn, layout.fused, layout.activation
+    )
 
 
 def matrix_weights(shape: Shape, block: Block) -> int:
@@ -32,10 +34,12 @@ def matrix_weights(shape: Shape, block: Block) -> int:
 
 def parameters(shape: Shape, block: Block) -> int:
     """All parameters of the replacement."""
-    biases = shape.width * len(block.layout.inner) * block.inner_bias
+    inline = block.layout.activation is not None
+    rows = shape.width + shape.rank * (inline and shape.kind == "hybrid")  # a bypass inline is rows like neurons
+    biases = rows * block.layout.leads * block.inner_bias if shape.width else 0
     biases += block.d_out * (shape.kind != "neurons")
-    biases += block.d_out * (block.out_bias and shape.kind in ("neurons", "hybrid"))
-    return matrix_weights(shape, block) + biases
+    biases += block.d_out * (block.out_bias and shape.kind in ("neurons", "hybrid") and not (inline and shape.rank))
+    return matrix_weights(shape, block) + biases + block.other_parameters * bool(shape.width)
 
 
 def empty(shape: Shape, layout: Layout, ffn: nn.Module) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from conftest import tiny_model
 
-from ffncompress.models import set_module
 from ffncompress.models.families import FAMILIES
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
@@ -22,7 +21,7 @@ def slimmed(family: str, shapes: list[Shape | None], **options: object) -> Model
     model = tiny_model(family)
     for name, value in options.items():
         setattr(model.config, name, value)
-    layout = FAMILIES[model.config.model_type]
+    layout = FAMILIES[model.config.model_type].layout
     layers = model.base_model.h if model.config.model_type == "gpt2" else model.base_model.layers
     torch.manual_seed(1)
     for layer, shape in zip(layers, shapes, strict=True):
@@ -31,5 +30,5 @@ def slimmed(family: str, shapes: list[Shape | None], **options: object) -> Model
         module = build(shape, layout, layer.mlp)
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
-        set_module(layer, "mlp", module.eval())
+        layer.mlp = module.eval()
     return model

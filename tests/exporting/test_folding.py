@@ -26,7 +26,7 @@ def _plain(ffn: PlainFFN, x: torch.Tensor) -> torch.Tensor:
 def test_a_folded_replacement_computes_the_same(family: str, shapes: list) -> None:
     model = slimmed(family, shapes)
     layers = model.base_model.h if family == "gpt2" else model.base_model.layers
-    parts = [split(layer.mlp, FAMILIES[family], 32) for layer in layers]
+    parts = [split(layer.mlp, FAMILIES[family].layout, 32) for layer in layers]
     x = torch.randn(50, 32)
     for layer, part in zip(layers, parts, strict=True):
         folded = fold(part, median_norm(parts))
@@ -41,7 +41,7 @@ def test_a_folded_replacement_computes_the_same(family: str, shapes: list) -> No
 def test_folded_columns_are_as_long_as_the_neurons() -> None:
     """Formats that share a scale among neighbours would lose columns of another size."""
     model = slimmed("llama", EVERY_KIND)
-    part = split(model.base_model.layers[0].mlp, FAMILIES["llama"], 32)
+    part = split(model.base_model.layers[0].mlp, FAMILIES["llama"].layout, 32)
     folded = fold(part, 1.0)
     typical = float(part.neurons.out.norm(dim=0).median())
     own, added = folded.out[:, :17].norm(dim=0), folded.out[:, 17:].norm(dim=0)
@@ -52,7 +52,7 @@ def test_folded_columns_are_as_long_as_the_neurons() -> None:
 
 def test_folding_rounds_nothing() -> None:
     """Scales are powers of two, and silu(32) is 32."""
-    part = split(slimmed("llama", EVERY_KIND).base_model.layers[0].mlp, FAMILIES["llama"], 32)
+    part = split(slimmed("llama", EVERY_KIND).base_model.layers[0].mlp, FAMILIES["llama"].layout, 32)
     folded = fold(part, 1.0)
     assert part.linear is not None
     scale = folded.inner[1][17:] / part.linear.down

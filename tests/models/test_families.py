@@ -6,63 +6,122 @@ import pytest
 import torch
 import transformers
 from conftest import GATED, TINY, WIDE, tiny_model
+from library.small_models import small_model
+from torch import nn
 
 from ffncompress.errors import ModelError
-from ffncompress.models import count_parameters, find_blocks
+from ffncompress.models import count_parameters, ffn_of, find_blocks, find_ffns, forward
+from ffncompress.models.families import FAMILIES
+from ffncompress.models.layer_run import LayerRun
+from ffncompress.models.looking import look
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_every_family(family: str) -> None:
+def test_every_layout(family: str) -> None:
     model = tiny_model(family)
     blocks = find_blocks(model)
     assert [b.index for b in blocks] == [0, 1, 2]
     for block in blocks:
-        ffn = model.get_submodule(block.path)
+        ffn = ffn_of(model, block)
         assert block.d_in == block.d_out == 32
         assert block.parameters == sum(p.numel() for p in ffn.parameters())
         assert block.matrix_weights == sum(p.numel() for p in ffn.parameters() if p.dim() == 2)
         assert ffn(torch.randn(1, 2, 32)).shape == (1, 2, 32)
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_row_is_what_would_be_found_without_it(family: str) -> None:
+    model = small_model(family)
+    found = find_ffns(model)
+    assert found.blocks
+    assert not found.kept
+    layer = model.get_submodule(found.blocks[0].layer_path)
+    seen = []
+    handle = layer.register_forward_hook(lambda m, a, k, _: seen.append(LayerRun.of(m, a, k)), with_kwargs=True)
+    with torch.inference_mode():
+        forward(model, torch.arange(2, 10)[None])
+    handle.remove()
+    described, _ = look(seen[0])
+    assert described == FAMILIES[family]
+
+
+def built(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
 def test_a_family_that_is_not_in_the_table_is_detected() -> None:
-    config = transformers.OlmoConfig(**GATED)
-    blocks = find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())
+    blocks = find_blocks(small_model("helium"))
     assert [b.path for b in blocks] == [f"model.layers.{i}.mlp" for i in range(3)]
 
 
 def test_a_scaled_residual_is_detected() -> None:
-    config = transformers.GraniteConfig(**GATED, residual_multiplier=0.3)
-    assert len(find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())) == 3
+    blocks = find_blocks(built(transformers.GraniteConfig(**GATED, residual_multiplier=0.3)))
+    assert [block.scale for block in blocks] == pytest.approx([0.3] * 3)
 
 
-def test_an_ffn_that_goes_on_after_its_output_projection_is_refused() -> None:
+def test_a_layer_whose_ffn_goes_on_after_its_output_projection_is_kept() -> None:
     """The moments of its output are taken from its inner activations."""
-    model = transformers.AutoModelForCausalLM.from_config(transformers.OlmoConfig(**GATED)).eval()
+    model = built(transformers.OlmoConfig(**GATED))
     ffn = model.model.layers[0].mlp
     own = ffn.forward
     ffn.forward = lambda x: 2 * own(x)
-    with pytest.raises(ModelError, match="olmo: layer 0: its FFN goes on after its output projection"):
+    found = find_ffns(model)
+    assert [block.layer_path for block in found.blocks] == ["model.layers.1", "model.layers.2"]
+    assert "goes on after its output projection" in found.kept[0]
+
+
+def test_a_norm_between_neurons_and_their_output_is_refused() -> None:
+    """BitNet: with fewer neurons the others would not be what they were."""
+    with pytest.raises(ModelError, match=r"bitnet: layer 0: .*do not stand each for itself; supported families"):
+        find_blocks(built(transformers.BitNetConfig(**GATED)))
+
+
+def test_neurons_that_tokens_share_are_no_ffn() -> None:
+    """Attention has matrices of fitting sizes too, and one token's inner activations are others' business."""
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = nn.Linear(32, 96), nn.Linear(32, 96), nn.Linear(96, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.gate_proj(x).relu() * self.up_proj(x)
+            return self.down_proj(h + h.mean(1, keepdim=True))
+
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.mlp = Mixing()
+    with pytest.raises(ModelError, match="do not stand each for itself"):
         find_blocks(model)
 
 
-def test_a_norm_behind_the_ffn_is_refused() -> None:
-    config = transformers.Gemma2Config(**GATED, head_dim=8)
-    with pytest.raises(ModelError, match=r"gemma2: .*residual stream.*supported families: .*gpt2.*llama"):
-        find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())
+def test_mixed_stacks_are_treated_where_they_are_dense() -> None:
+    found = find_ffns(small_model("jamba"))
+    assert [block.layer_path for block in found.blocks] == ["model.layers.0", "model.layers.2"]
+    assert found.kept == {1: "its FFN is routed to experts"}
+    shared = find_ffns(small_model("deepseek_v3"))
+    assert [block.path for block in shared.blocks] == [
+        "model.layers.0.mlp", "model.layers.1.mlp.shared_experts", "model.layers.2.mlp.shared_experts"
+    ]  # fmt: skip
 
 
-def test_routed_ffns_are_refused() -> None:
+def test_routed_ffns_alone_are_refused() -> None:
     config = transformers.MixtralConfig(**GATED, num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(ModelError, match=r"mixtral: .*supported families"):
-        find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())
+    with pytest.raises(ModelError, match="mixtral: all of its FFNs are routed to experts, and only dense ones"):
+        find_blocks(built(config))
 
 
-def test_inline_ffns_are_refused() -> None:
-    config = transformers.OPTConfig(
-        vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32
-    )
-    with pytest.raises(ModelError, match="opt: "):
-        find_blocks(transformers.AutoModelForCausalLM.from_config(config).eval())
+def test_layers_that_run_twice_are_refused() -> None:
+    with pytest.raises(ModelError, match="run more than once"):
+        find_blocks(small_model("hrm_text"))
+
+
+def test_only_what_reads_text_is_looked_at() -> None:
+    """A model for pictures and text has a stack for each."""
+    blocks = find_blocks(small_model("gemma3"))
+    assert blocks[0].path == "model.language_model.layers.0.mlp"
+    assert blocks[0].after_path == "model.language_model.layers.0.post_feedforward_layernorm"
 
 
 def test_tied_parameters_count_once() -> None:

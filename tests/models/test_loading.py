@@ -96,3 +96,38 @@ def test_a_name_that_is_nowhere() -> None:
         find_model("missing.gguf")
     with pytest.raises(ModelError, match="check the name and the network"):
         find_model("nobody/nothing", revision="v9")
+
+
+def test_quantised_weights_are_made_plain(tmp_path: Path) -> None:
+    """What transformers can undo is undone; a slimmed model then stores plain numbers."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    tiny_model("llama").save_pretrained(tmp_path / "plain")
+    wanted = BitsAndBytesConfig(load_in_4bit=True)
+    quantised = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=wanted)
+    quantised.save_pretrained(tmp_path / "quantised")
+    model = load_model(find_model(str(tmp_path / "quantised")))
+    assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert not hasattr(model.config, "quantization_config")
+    ids = torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(model(ids).logits, quantised(ids).logits)
+
+
+def test_quantised_weights_without_a_way_back_are_refused(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"quantised \(gptq\); start from the model as it was before"):
+        load_model(find_model(str(tmp_path / "model")))
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    with pytest.raises(ModelError, match=r"t5: an encoder-decoder; .* give a decoder or an encoder"):
+        load_model(find_model(str(tmp_path / "t5")))

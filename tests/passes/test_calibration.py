@@ -26,18 +26,27 @@ def test_moments_are_those_of_the_activations(family: str) -> None:
     moments = collect_moments(model, blocks, fit, held_out, Run(Workers("cpu")))
     block = blocks[1]
     seen: dict[str, torch.Tensor] = {}
-    ffn, layer = model.get_submodule(block.path), model.get_submodule(block.layer_path)
-    out = model.get_submodule(block.out_path)
-    out.register_forward_hook(lambda _m, a, _o: seen.update(h=a[0].flatten(0, 1)))
-    ffn.register_forward_hook(lambda _m, a, o: seen.update(x=a[0].flatten(0, 1), y=o.flatten(0, 1)))
-    layer.register_forward_hook(lambda _m, _a, o: seen.update(s=(o[0] if isinstance(o, tuple) else o).flatten(0, 1)))
+
+    def watch(path: str, **names) -> None:
+        def hook(_module, args, output) -> None:
+            output = output[0] if isinstance(output, tuple) else output
+            seen.update({k: (args[0] if what == "in" else output).flatten(0, -2).clone() for k, what in names.items()})
+
+        model.get_submodule(path).register_forward_hook(hook)
+
+    watch(block.lead_path, x="in")
+    watch(block.out_path, h="in", y="out")
+    watch(block.after_path or block.out_path, added="out")
+    watch(block.layer_path, s="out")
     for ids, plain, inner, weighted in (
         (fit, moments[1].fit, moments[1].fit_inner, moments[1].weighted()[0]),
         (held_out, moments[1].held_out, moments[1].held_out_inner, moments[1].weighted()[1]),
     ):
         with torch.inference_mode():
             model(ids)
-        weights = 1 / seen["s"].double().square().sum(1)
+        # an error of y weighs what it is where it is added, behind a norm if there is one
+        gain = seen["added"].double().square().sum(1) / seen["y"].double().square().sum(1)
+        weights = gain / seen["s"].double().square().sum(1)
         full = plain.yy.dim() == 2
         for ours, expected in (
             (plain, Moments.of(seen["x"], seen["y"], full_yy=full)),
@@ -52,7 +61,7 @@ def test_not_finite_activations_name_the_block() -> None:
     model = tiny_model("gpt2")
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.bias[3] = float("nan")
-    with pytest.raises(NumericsError, match=r"block 1 \(transformer\.h\.1\.mlp\).*--dtype float32"):
+    with pytest.raises(NumericsError, match=r"layer 1 \(transformer\.h\.1\).*--dtype float32"):
         collect_moments(model, find_blocks(model), windows(2), windows(1), Run(Workers("cpu")))
 
 

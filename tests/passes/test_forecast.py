@@ -7,10 +7,10 @@ import torch
 from conftest import tiny_model
 
 from ffncompress import Plan
-from ffncompress.models import find_blocks, installed
-from ffncompress.passes.activations import hooked
+from ffncompress.models import ffn_of, find_blocks, installed
+from ffncompress.passes.activations import Rows, hooked
 from ffncompress.passes.calibration import collect_moments
-from ffncompress.passes.forecast import loss_by_rank, loss_metrics, predict_losses
+from ffncompress.passes.forecast import Felt, loss_metrics, predict_losses, steps_by_rank
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, fit_linear
 from ffncompress.replacement.building import build_replacement
@@ -27,7 +27,7 @@ def test_every_rank_by_brute_force(metric: Metric | None) -> None:
     x, s, g = (torch.randn(30, 6, dtype=torch.float64) for _ in range(3))
     y = torch.tanh(x @ torch.randn(6, 6, dtype=torch.float64))
     fit = fit_linear(Moments.of(x, y), Moments.of(x, y), metric=metric)
-    ours = loss_by_rank(fit, x, y, s, g)
+    ours = steps_by_rank(fit, x, y, Felt.directly(Rows(x, x, y, s), g)).square() / 2
     for rank in range(7):
         down, up, bias = fit.at_rank(rank)
         e = x @ down.T @ up.T + bias - y
@@ -70,7 +70,8 @@ def test_a_lost_massive_activation_is_seen() -> None:
     g = torch.tensor([[0.0, 1e-3, 0, 0]], dtype=torch.float64)
     moments = Moments.of(torch.randn(50, 4, dtype=torch.float64), torch.zeros(50, 4, dtype=torch.float64))
     silent = fit_linear(moments, moments)  # writes nothing at all
-    lost = loss_by_rank(silent, x, massive, massive + small, g)[0, 0].item()
+    felt = Felt.directly(Rows(x, x, massive, massive + small), g)
+    lost = steps_by_rank(silent, x, massive, felt)[0, 0].square().item() / 2
     local = (g * massive).sum().square().item() / 2
     assert lost > 1e-2
     assert local < 1e-12
@@ -84,7 +85,7 @@ def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
     ids = torch.stack(joined_windows(parts["choose"], tokenizer, length=64, count=24).rows)
     blocks = find_blocks(demo_model)
     moments = collect_moments(demo_model, blocks, fit_ids, ids, run)
-    ffns = [demo_model.get_submodule(block.path) for block in blocks]
+    ffns = [ffn_of(demo_model, block) for block in blocks]
     maps = [fit_block(*each).maps for each in zip(blocks, moments, ffns, strict=True)]
     predicted = predict_losses(demo_model, blocks, maps, ids, run)
     with torch.inference_mode():

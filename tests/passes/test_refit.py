@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import TINY, tiny_model
+from library.small_models import small_model
 
 from ffncompress import Plan
-from ffncompress.models import find_blocks, installed
+from ffncompress.models import ffn_of, find_blocks, installed
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.refit import refit, run_layer
 from ffncompress.records.plan import Shape
@@ -25,7 +26,7 @@ def windows(count: int = 40, length: int = 16, seed: int = 0) -> torch.Tensor:
 
 def neurons(model, block, shape: Shape, moments) -> torch.nn.Module:
     """Kept neurons as fitted on the original model's activations."""
-    ffn, name = model.get_submodule(block.path), f"neurons {shape.width}"
+    ffn, name = ffn_of(model, block), f"neurons {shape.width}"
     return build_replacement(block, ffn, shape, fit_some(block, moments, ffn, [name])[name])
 
 
@@ -62,9 +63,11 @@ def test_the_first_block_is_fitted_as_on_the_original_model(shape: Shape) -> Non
     torch.testing.assert_close(ours(x), other(x), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt", "gemma3_text", "gemma4_text", "xlnet"])
 def test_undoing_the_drift_brings_the_stream_closer(family: str) -> None:
-    model, ids, run = tiny_model(family), windows(120), Run(Workers("cpu"))
+    """Where the FFN's output is added as it is, behind a norm, before more that the layer does, and before a norm."""
+    model = tiny_model(family) if family in TINY else small_model(family)
+    ids, run = windows(120), Run(Workers("cpu"))
     blocks = find_blocks(model)
     shapes = {i: Shape("neurons", block.d_inner // 4) for i, block in enumerate(blocks)}
     moments = collect_moments(model, blocks, ids, ids, run)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from conftest import TINY, tiny_model
 
-from ffncompress.modeling_ffncompress import LinearFFN
-from ffncompress.models import find_blocks, installed
+from ffncompress.models import ffn_of, find_blocks, installed
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.swaps import measure_base, measure_swaps
+from ffncompress.records.plan import Shape
 from ffncompress.recovery import fit_linear, r2, r2_interval
+from ffncompress.replacement.modules import build
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 
@@ -22,7 +23,7 @@ def test_a_cached_prefix_gives_the_whole_models_loss(family: str) -> None:
     blocks = find_blocks(model)
     ids = torch.randint(1, 3000, (70, 16), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
-    variants = [LinearFFN(b.layout.out, b.d_in, b.d_out) for b in blocks]
+    variants = [build(Shape("dense"), b.layout, ffn_of(model, b)) for b in blocks]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rises = measure_swaps(model, blocks, variants, ids, run)
     base = sequence_losses(model, ids, run)

@@ -12,7 +12,7 @@ from conftest import TINY, tiny_model
 from transformers import AutoModelForCausalLM
 
 from ffncompress import Plan, api, apply_
-from ffncompress.models import find_blocks, find_model, load_model
+from ffncompress.models import ffn_of, find_blocks, find_model, load_model
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.measuring import measure_model
@@ -58,7 +58,7 @@ def measured():
 @torch.inference_mode()
 def test_it_computes_what_was_fitted(family: str, kind: str, measured) -> None:
     model, block, moments = measured(family)
-    ffn, shape = model.get_submodule(block.path), of_kind(block, kind)
+    ffn, shape = ffn_of(model, block), of_kind(block, kind)
     name = f"{shape.kind} {shape.width}" if shape.width else "stream"
     fit = fit_some(block, moments, ffn, [name])[name]
     module = build_replacement(block, ffn, shape, fit)
@@ -86,7 +86,7 @@ def test_it_computes_what_was_fitted(family: str, kind: str, measured) -> None:
 def test_neurons_alone_are_a_narrower_ffn_of_its_own_kind(family: str) -> None:
     model = tiny_model(family)
     block = find_blocks(model)[0]
-    ffn = model.get_submodule(block.path)
+    ffn = ffn_of(model, block)
     module = build(Shape("neurons", 7), block.layout, ffn)
     assert type(module) is type(ffn)
     assert list(module.state_dict()) == list(ffn.state_dict())
@@ -97,7 +97,7 @@ def test_neurons_alone_are_a_narrower_ffn_of_its_own_kind(family: str) -> None:
 def test_the_whole_width_refitted_is_the_ffn_itself(family: str, measured) -> None:
     """A known answer: y is linear in h, so least squares over all neurons gives the output matrix back."""
     model, block, moments = measured(family)
-    ffn = model.get_submodule(block.path)
+    ffn = ffn_of(model, block)
     fit = fit_some(block, moments, ffn, [f"neurons {block.d_inner}"])[f"neurons {block.d_inner}"]
     module = build_replacement(block, ffn, Shape("neurons", block.d_inner), fit)
     x = torch.randn(2, 3, block.d_in)
@@ -107,7 +107,7 @@ def test_the_whole_width_refitted_is_the_ffn_itself(family: str, measured) -> No
 
 def test_the_menu_is_smaller_than_the_block_and_fits_are_named(measured) -> None:
     model, block, moments = measured("llama")
-    fitted = fit_block(block, moments, model.get_submodule(block.path))
+    fitted = fit_block(block, moments, ffn_of(model, block))
     for shape in menu_shapes(block):
         assert (f"{shape.kind} {shape.width}" if shape.width else "plain") in fitted.maps
     assert {shape.kind for shape in menu_shapes(block)} == set(KINDS)

@@ -1,0 +1,91 @@
+"""A layer without a row in the table, looked at: which of its matrices may form an FFN, and what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product, takewhile
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ffncompress.modeling_ffncompress import in_out
+from ffncompress.models.families import Family, Layout
+from ffncompress.models.layer_run import Call, LayerRun
+from ffncompress.models.trying import UnfitError, try_family
+
+
+def look(run: LayerRun) -> tuple[Family, float]:
+    """The description that is true of a layer, and the scale of what its FFN adds.
+
+    Raises:
+        UnfitError: none is; says what is there, and which part of the likeliest does not fit.
+    """
+    reason = ""
+    for family in _descriptions(run):
+        try:
+            return family, try_family(run, family)
+        except UnfitError as error:
+            reason = reason or f"{family.layout.inner[0]} and {family.layout.out}: {error}"
+    raise UnfitError(reason or _nothing(run))
+
+
+def _descriptions(run: LayerRun) -> Iterator[Family]:
+    """What might be, the likeliest first: the last matrices of a layer, a gate and an up before one alone."""
+    tokens = run.output.numel() // run.output.shape[-1]
+    matrices = [
+        call
+        for call in run.calls
+        if isinstance(call.module, nn.Linear | Conv1D) and call.input.numel() // call.input.shape[-1] == tokens
+    ]
+    for at, out in reversed(list(enumerate(matrices))):
+        width = in_out(out.module)[0]
+        earlier = matrices[:at][::-1]
+        alike = [call for call in earlier if in_out(call.module)[1] == width]
+        pairs = [(b, a) for a, b in combinations(alike, 2) if torch.equal(a.input, b.input)]
+        fused = [(call,) for call in earlier if in_out(call.module)[1] == 2 * width]
+        for leads in (*pairs, *fused, *((call,) for call in alike)):
+            yield from _of_parts(run, leads, out, 2 if leads in fused else 1)
+
+
+def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> Iterator[Family]:
+    """These matrices as an FFN: in a module of its own, or inline; with each thing that may stand behind it."""
+    place = _common([call.name.split(".")[:-1] for call in (*leads, out)])
+
+    def below(call: Call) -> str:
+        return ".".join(call.name.split(".")[len(place) :])
+
+    inner = tuple(map(below, leads))
+    layouts = [Layout(inner, below(out), fused)] if place else []
+    if len(leads) == fused == 1:
+        z, h = leads[0].output, out.input
+        between = [c for c in run.calls if torch.equal(c.input, z) and torch.equal(c.output, h)]
+        between = [c for c in between if c.name.split(".")[: len(place)] == place]
+        layouts += [Layout(inner, below(out), 1, below(call)) for call in between[:1]]
+    behind = [call.name for call in run.calls[run.calls.index(out) + 1 :] if _has_weights(call)]
+    # nothing behind it, then one thing, then two
+    for after, stream in sorted(product([None, *behind], repeat=2), key=lambda pair: 2 - pair.count(None)):
+        if after is None or after != stream:
+            yield from (Family(".".join(place), layout, after, stream) for layout in layouts)
+
+
+def _has_weights(call: Call) -> bool:
+    return next(call.module.parameters(), None) is not None
+
+
+def _common(names: list[list[str]]) -> list[str]:
+    """How dotted names begin, as far as they agree."""
+    agreeing = takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
+    return [parts[0] for parts in agreeing]
+
+
+def _nothing(run: LayerRun) -> str:
+    """What is there, where no two matrices form an FFN."""
+    if is_routed(run.layer):
+        return "its FFN is routed to experts"
+    return "it has no FFN of matrices that are known"
+
+
+def is_routed(layer: nn.Module) -> bool:
+    """Whether a layer sends tokens to experts."""
+    return any("expert" in name for name, _ in layer.named_parameters())

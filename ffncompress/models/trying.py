@@ -1,0 +1,141 @@
+"""Whether a description of a layer's FFN is true, tried on a forward pass.
+
+Three things are asked of it. Its neurons stand each for itself: with what leads in shuffled over tokens and over
+neurons, and some of it spoilt here and there, the inner activations are the same, shuffled and spoilt in just those
+places; so a neuron can go, and what it does at a token is a function of its own rows at that token alone. Its module
+gives what its output matrix gives, and wants nothing but its input. And its output reaches the residual stream:
+silence it, and what leaves the layer loses just that, times a scale, or behind the norm that the description names.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ffncompress.models.families import Family
+from ffncompress.models.layer_run import Call, LayerRun
+
+
+class UnfitError(Exception):
+    """A description that a layer does not bear out; says which part of it."""
+
+
+def try_family(run: LayerRun, family: Family) -> float:
+    """By what the layer multiplies the FFN's contribution before it is added to the stream.
+
+    Raises:
+        UnfitError: the description is not true of this layer.
+    """
+    _check_neurons(run, family)
+    _check_module(run, family)
+    return joined_scale(run, family)
+
+
+def below(family: Family, name: str) -> str:
+    """The name of one of the FFN's parts in its layer."""
+    return f"{family.place}.{name}" if family.place else name
+
+
+def part(run: LayerRun, family: Family, name: str) -> Call:
+    """What a part of the FFN did.
+
+    Raises:
+        UnfitError: there is none of that name, or it did not run once for every token.
+    """
+    call = run.call(below(family, name))
+    if call is None:
+        raise UnfitError(f"there is no {below(family, name)} that runs once in it")
+    if call.input.numel() // call.input.shape[-1] != run.output.numel() // run.output.shape[-1]:
+        raise UnfitError(f"its {below(family, name)} does not see every token")
+    return call
+
+
+def _check_neurons(run: LayerRun, family: Family) -> None:
+    layout = family.layout
+    leads = [part(run, family, name) for name in layout.inner]
+    h = part(run, family, layout.out).input
+    if any(not torch.equal(lead.input, leads[0].input) for lead in leads):
+        raise UnfitError("the matrices that lead into its FFN have different inputs")
+    if any(lead.output.shape[:-1] != h.shape[:-1] for lead in leads) or any(
+        lead.output.shape[-1] != layout.fused * h.shape[-1] for lead in leads
+    ):
+        raise UnfitError("the matrices of its FFN do not fit each other")
+    generator = torch.Generator().manual_seed(0)
+    tokens, width = h.shape[-2:]
+    rows, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
+    spoilt = (torch.rand(tokens, width, generator=generator) < 0.25).to(h.device)
+
+    def shuffled(z: Tensor) -> Tensor:
+        parts = z.index_select(-2, rows).unflatten(-1, (layout.fused, width))[..., columns]
+        return torch.where(spoilt[:, None], 1.5 - parts, parts).flatten(-2)
+
+    found = part(run.changed({lead.name: shuffled for lead in leads}), family, layout.out).input
+    expected = h.index_select(-2, rows)[..., columns]
+    if not _near(torch.where(spoilt, 0, found), torch.where(spoilt, 0, expected)):
+        raise UnfitError("the neurons of its FFN do not stand each for itself")
+    if torch.equal(found, expected):
+        raise UnfitError("the neurons of its FFN are not fed by the matrices that seem to lead in")
+
+
+def _check_module(run: LayerRun, family: Family) -> None:
+    layout = family.layout
+    x, y = part(run, family, layout.inner[0]).input, part(run, family, layout.out).output
+    if layout.activation is not None:
+        z, between = part(run, family, layout.inner[0]).output, run.call(below(family, layout.activation))
+        if between is None or not torch.equal(between.input, z):
+            raise UnfitError("its activation is no module of its own that runs once in it")
+        if not torch.equal(between.output, part(run, family, layout.out).input):
+            raise UnfitError("something stands between its activation and its output matrix")
+        return
+    whole = run.call(family.place)
+    if whole is None or not whole.alone or not torch.equal(whole.input, x):
+        raise UnfitError("its FFN is given more than what leads into it")
+    if whole.output.shape != y.shape or not _near(whole.output, y):
+        raise UnfitError("its FFN goes on after its output projection")
+
+
+def joined_scale(run: LayerRun, family: Family) -> float:
+    """By what the contribution is multiplied where it is added.
+
+    Raises:
+        UnfitError: it is not added as the description says.
+    """
+    y = part(run, family, family.layout.out)
+    source = y if family.after is None else run.call(family.after)
+    if source is None or (source is not y and not _near(source.input, y.output)):
+        raise UnfitError(f"{family.after} is not what its FFN's output goes through")
+    silent = run.changed({source.name: torch.zeros_like})
+    with_it, without = run.output, silent.output
+    if family.stream is not None:
+        entered, entered_without = run.call(family.stream), silent.call(family.stream)
+        if entered is None or entered_without is None:
+            raise UnfitError(f"there is no {family.stream} that runs once in it")
+        with_it, without = entered.input, entered_without.input
+    if not without.any():
+        raise UnfitError("what leaves the layer is its FFN's output alone, without a residual stream")
+    scale = _scale(source.output, with_it, without)
+    if scale is None:
+        raise UnfitError("its FFN's output does not reach the residual stream as it is")
+    return scale
+
+
+def _scale(added: Tensor, with_it: Tensor, without: Tensor) -> float | None:
+    """By what a contribution was multiplied before it was added, from the sum with and without it; none: otherwise."""
+    rounding = 4 * torch.finfo(added.dtype).eps  # of the stream, which may be a thousand times as long
+    if added.numel() != with_it.numel():
+        return None
+    c, with_it, without = (t.double().flatten() for t in (added, with_it, without))
+    slack = 1e-2 * (c.abs() + c.abs().max()) + rounding * (with_it.abs() + without.abs())
+    energy = (c @ c).clamp_min(1e-300)
+    for scale in (1.0, float(c @ (with_it - without) / energy)):  # some families scale what they add
+        if ((with_it - without - scale * c).abs() <= slack * max(1.0, abs(scale))).all():
+            return scale if scale != 0 else None
+    return None
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Equal to round-off of their precision."""
+    if a.shape != b.shape and a.numel() == b.numel():
+        a = a.reshape(b.shape)
+    loose = a.dtype in (torch.float16, torch.bfloat16)
+    return a.shape == b.shape and torch.allclose(a.float(), b.float(), 1e-2 if loose else 1e-4, 1e-3 if loose else 1e-6)

@@ -1,0 +1,225 @@
+"""What a model is held to: the loss that a change of it is judged by.
+
+- A causal language model: the next token's, as always.
+- A masked language model: that of tokens which are hidden from it, every seventh of a window, in one pass. Its
+  exponential is a pseudo-perplexity: comparable between a model and its slimmed self, not between models.
+- A sentence encoder, which has no language model on top: 1 - cos between the embedding of a window (the mean of its
+  tokens) and that by the original model. The original's own is then 0, its "perplexity" 1, and a rise of that by 5 % is
+  a cosine of 0.951.
+
+Predictions take gradients of a loss whose labels are drawn from the model itself (forecast.py). An embedding's label is
+a random direction r, and its loss r'e: for 1 - cos is half the squared step of e on the sphere, and the mean of
+(r'de)^2 is that step's square.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ffncompress.errors import ModelError
+from ffncompress.models import forward, task_of
+from ffncompress.records.task import Task
+from ffncompress.text.windows import TokenWindows, Windows
+from ffncompress.type_aliases import LayerOutput, Model, Tokenizer
+
+STRIDE = 7  # of hidden tokens: about the 15 % that masked models are trained with
+
+
+class Objective(Protocol):
+    """A loss, for a batch of windows."""
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+
+    @property
+    def draws(self) -> int:
+        """How often labels are drawn anew where something is expected over them: the more, the fewer there are."""
+
+    def losses(self, model: Model, batch: Tensor) -> Tensor:
+        """The mean loss of each window, [batch], float64 in main memory."""
+
+    def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The sum of all losses, their labels drawn from the model, a seed for each window."""
+
+    def count(self, windows: TokenWindows) -> int:
+        """How many losses `drawn` sums up over windows."""
+
+    def expected(self, steps: Tensor, windows: int) -> Tensor:
+        """What errors cost together, [...], from what each adds to a drawn loss, [rows, ...] of so many windows."""
+
+    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+        """How far a model's answers are from the original's: what distilling lowers."""
+
+
+def objective_of(model: Model) -> Objective:
+    """What a model was set to, or the next token."""
+    found: Objective = model.__dict__.get("_objective", CAUSAL)
+    return found
+
+
+def set_objective_(model: Model, tokenizer: Tokenizer, reference: Model | None = None) -> Model:
+    """Hold a model to what it is for.
+
+    Args:
+        model: as it was loaded; a slimmed one with its reference.
+        tokenizer: its own.
+        reference: of a sentence encoder, the original; none: the model as it is now.
+
+    Raises:
+        ModelError: the tokenizer has no mask to hide tokens with.
+    """
+    task = task_of(model)
+    objective: Objective = CAUSAL
+    if task == "masked":
+        if tokenizer.mask_token_id is None:
+            raise ModelError("its tokenizer has no mask token, so there is nothing to hide words with; add one to it")
+        objective = Masked(tokenizer.mask_token_id)
+    elif task == "embedding":
+        objective = Embedding(copy.deepcopy(model) if reference is None else reference)
+    model.__dict__["_objective"] = objective  # no attribute of a module: a reference is not part of the model
+    return model
+
+
+@dataclass(frozen=True)
+class Causal:
+    """The next token."""
+
+    task: Task = "causal"
+    draws: int = 1
+
+    def losses(self, model: Model, batch: Tensor) -> Tensor:
+        """The mean loss of each window."""
+        logits = forward(model, batch).logits[:, :-1]
+        targets = batch[:, 1:].to(logits.device)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).double().mean(1).cpu()
+
+    def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The sum of all losses, labels drawn."""
+        return _drawn_loss(forward(model, batch).logits[:, :-1].float(), seeds)
+
+    def count(self, windows: TokenWindows) -> int:
+        """A loss for each token, but for the first of a window, which is a rounding."""
+        return windows.numel()
+
+    def expected(self, steps: Tensor, windows: int) -> Tensor:
+        """Tokens have labels of their own, so what they share averages out."""
+        return steps.square().sum(0) / 2
+
+    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+        """The divergence of its predictions."""
+        return _divergence(forward(model, batch), original, batch)
+
+
+CAUSAL = Causal()
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Tokens that are hidden."""
+
+    mask: int
+    task: Task = "masked"
+    draws: int = 4
+
+    def _hidden(self, batch: Tensor) -> tuple[Tensor, slice]:
+        """The batch with some tokens hidden, and which: never the first, with which the tokenizer begins a text."""
+        at = slice(STRIDE // 2, None, STRIDE)
+        hidden = batch.clone()
+        hidden[:, at] = self.mask
+        return hidden, at
+
+    def losses(self, model: Model, batch: Tensor) -> Tensor:
+        """The mean loss of each window."""
+        hidden, at = self._hidden(batch)
+        logits = forward(model, hidden).logits[:, at].float()
+        targets = batch[:, at].to(logits.device)
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).double().mean(1).cpu()
+
+    def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The sum of all losses, labels drawn."""
+        hidden, at = self._hidden(batch)
+        return _drawn_loss(forward(model, hidden).logits[:, at].float(), seeds)
+
+    def count(self, windows: TokenWindows) -> int:
+        """A loss for each hidden token."""
+        return sum(len(range(STRIDE // 2, len(row), STRIDE)) for row in Windows.of(windows))
+
+    expected = Causal.expected
+
+    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+        """The divergence of its predictions, of hidden tokens and others."""
+        hidden, _ = self._hidden(batch)
+        return _divergence(forward(model, hidden), original, hidden)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The direction in which the original embeds a window."""
+
+    reference: Model
+    task: Task = "embedding"
+    draws: int = 8
+
+    def losses(self, model: Model, batch: Tensor) -> Tensor:
+        """1 - cos of each window."""
+        return self._apart(model, self.reference, batch).cpu()
+
+    def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
+        """The sum of steps along a random direction for each window."""
+        found = embedding(forward(model, batch))
+        directions = [torch.randn(found.shape[1], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        total: Tensor = (found * torch.stack(directions).to(found)).sum()
+        return total
+
+    def count(self, windows: TokenWindows) -> int:
+        """A loss for each window."""
+        return len(windows)
+
+    def expected(self, steps: Tensor, windows: int) -> Tensor:
+        """A window has one label, and the errors of its tokens add up before they are felt."""
+        together: Tensor = steps.unflatten(0, (windows, -1)).sum(1)
+        return together.square().sum(0) / 2
+
+    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+        """The mean of 1 - cos."""
+        return self._apart(model, original, batch).mean()
+
+    def _apart(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected = embedding(forward(original, batch)).double()
+        found = embedding(forward(model, batch)).double()
+        apart: Tensor = (found - expected.to(found)).square().sum(1) / 2  # 1 - cos, without its rounding
+        return apart
+
+
+def embedding(output: LayerOutput) -> Tensor:
+    """The mean of the tokens' last hidden states, of length one, [batch, d]."""
+    mean: Tensor = output.last_hidden_state.float().mean(1)
+    return F.normalize(mean, dim=1)
+
+
+def _divergence(ours: LayerOutput, original: Model, batch: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = forward(original, batch).logits.flatten(0, 1).log_softmax(-1)
+    return F.kl_div(ours.logits.flatten(0, 1).log_softmax(-1), target, log_target=True, reduction="batchmean")
+
+
+def _drawn_loss(logits: Tensor, seeds: Sequence[int]) -> Tensor:
+    """The loss of labels drawn from the predictions themselves."""
+    chances = logits.detach().softmax(-1).cpu()
+    rows = [
+        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
+        for row, seed in zip(chances, seeds, strict=True)
+    ]
+    labels = torch.stack(rows).to(logits.device)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")

@@ -1,0 +1,80 @@
+"""Every row of the table, and what has none, from a plan to tokens: planned, applied, reloaded as a stranger would."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fresh_process import LOAD, run_python
+from library.small_models import small_model
+
+from ffncompress import api, load
+from ffncompress.models.families import FAMILIES
+from ffncompress.records.task import AUTO_CLASSES
+
+pytestmark = pytest.mark.slow
+
+UNLISTED = ("falcon_h1", "gemma4_text", "jamba", "olmo_hybrid", "openai-gpt", "xlnet")  # what has no row
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tokenizer, tmp_path: Path) -> Path:
+    """A random model of the family, as a folder, with a tokenizer that can hide words."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(5)
+    small_model(request.param).save_pretrained(tmp_path / request.param)
+    tokenizer.save_pretrained(tmp_path / request.param)
+    return tmp_path / request.param
+
+
+def slimmed(folder: Path, **settings: object) -> tuple[api.Plan, Path]:
+    """A plan of two of its blocks, and the checkpoint that comes of it, which `apply` compares with the model."""
+    settings = {"tokens": 1024, "seq_len": 64, "context": 64, "refit": False, **settings}
+    plan = api.plan(str(folder), folder.parent / "plan", budget="3x", blocks="0,1", **settings)
+    return plan, api.compress(folder.parent / "plan", folder.parent / "slim")
+
+
+@pytest.mark.parametrize("folder", [*sorted(FAMILIES), *UNLISTED], indirect=True)
+def test_a_family_from_plan_to_tokens(folder: Path) -> None:
+    plan, slim = slimmed(folder)
+    assert [block.index for block in plan.replaced] == [0, 1]
+    model = load(slim)
+    with torch.inference_mode():
+        found = model(IDS).logits.double().sum().item()
+    if plan.base.task == "causal":
+        assert model.generate(IDS, max_new_tokens=5, min_new_tokens=5, do_sample=False).shape == (1, 25)
+    load_it = LOAD.replace("AutoModelForCausalLM", AUTO_CLASSES[plan.base.task]).format(folder=str(slim))
+    done = run_python(load_it)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.split("SUM")[1]) == pytest.approx(found, rel=1e-4, abs=1e-2)
+    done = run_python(load_it, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode != 0, "without the package it must not load"
+    assert "SUM" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["neurons", "hybrid", "low-rank", "dense", "constant"])
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_every_kind_inline(kind: str, folder: Path) -> None:
+    plan, slim = slimmed(folder, kinds="linear" if kind in ("low-rank", "dense", "constant") else kind)
+    assert plan.replaced
+    assert load(slim)(IDS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+@pytest.mark.parametrize("task", ["masked", "embedding"])
+def test_an_encoder_goes_all_the_way(task: str, folder: Path) -> None:
+    if task == "embedding":
+        small_model("bert", transformers.AutoModel).save_pretrained(folder)
+    plan, slim = slimmed(folder)
+    assert plan.base.task == task
+    result = api.evaluate(slim, tokens=512, repeats=1, max_delta="500%")
+    assert result.task == task
+    if task == "embedding":
+        assert result.main.base.token == 1.0  # the original lies where it lies
+        assert 1.0 < result.main.slimmed.token < 1.5
+    study = api.profile(str(folder), folder.parent / "report", tokens=1024, seq_len=64)
+    assert len(study.profiles[0].blocks) == 3
