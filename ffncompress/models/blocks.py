@@ -34,6 +34,7 @@ class Block:
     scale: float = 1.0  # of its contribution where it is added to the residual stream
     other_parameters: int = 0  # beside matrices and biases, as of a learned activation
     after_path: str | None = None  # a norm of its output, before it is added
+    gate_path: str | None = None  # a matrix of one row, whose sigmoid scales its output, token by token
     stream_path: str | None = None  # what the residual stream after it enters first; none: it leaves the layer
 
     @property

@@ -38,6 +38,7 @@ class Family:
     place: str  # below the layer; empty: the layer itself
     layout: Layout
     after: str | None = None  # a norm of the FFN's output, before it is added
+    gate: str | None = None  # a matrix of one row, whose sigmoid scales what is added, token by token
     stream: str | None = None  # what the stream enters with the contribution in it; none: it leaves the layer
 
 

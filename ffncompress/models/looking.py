@@ -66,7 +66,9 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
     # nothing behind it, then one thing, then two
     for after, stream in sorted(product([None, *behind], repeat=2), key=lambda pair: 2 - pair.count(None)):
         if after is None or after != stream:
-            yield from (Family(".".join(place), layout, after, stream) for layout in layouts)
+            yield from (Family(".".join(place), layout, after, stream=stream) for layout in layouts)
+    gates = [call.name for call in run.calls if isinstance(call.module, nn.Linear) and call.output.shape[-1] == 1]
+    yield from (Family(".".join(place), layout, gate=gate) for layout in layouts for gate in gates)
 
 
 def _has_weights(call: Call) -> bool:

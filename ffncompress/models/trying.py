@@ -104,6 +104,12 @@ def joined_scale(run: LayerRun, family: Family) -> float:
     source = y if family.after is None else run.call(family.after)
     if source is None or (source is not y and not _near(source.input, y.output)):
         raise UnfitError(f"{family.after} is not what its FFN's output goes through")
+    added = source.output
+    if family.gate is not None:
+        gate = run.call(family.gate)
+        if gate is None or gate.output.numel() != added.numel() // added.shape[-1]:
+            raise UnfitError(f"{family.gate} is no gate of its FFN's output")
+        added = added * gate.output.reshape(*added.shape[:-1], 1).sigmoid()
     silent = run.changed({source.name: torch.zeros_like})
     with_it, without = run.output, silent.output
     if family.stream is not None:
@@ -113,7 +119,7 @@ def joined_scale(run: LayerRun, family: Family) -> float:
         with_it, without = entered.input, entered_without.input
     if not without.any():
         raise UnfitError("what leaves the layer is its FFN's output alone, without a residual stream")
-    scale = _scale(source.output, with_it, without)
+    scale = _scale(added, with_it, without)
     if scale is None:
         raise UnfitError("its FFN's output does not reach the residual stream as it is")
     return scale

@@ -46,7 +46,7 @@ class Rows:
     h: Tensor  # its inner activations
     y: Tensor  # its output
     stream: Tensor  # the residual stream after it
-    added: Tensor | None = None  # what a norm behind the FFN makes of y, and what is added; none: y itself
+    added: Tensor | None = None  # what a norm behind the FFN, or a gate of it, makes of y; none: y itself is added
 
     def weights(self) -> Tensor:
         """What an error of y weighs: as a share of the stream that it is added to, by what a norm makes of it."""
@@ -72,12 +72,18 @@ def row_hooks(block: Block, feed: Callable[[Rows], None]) -> list[tuple[str, Hoo
     def at_after(_module: nn.Module, _args: object, output: Tensor) -> None:
         seen["added"] = flat(output).clone()
 
+    def at_gate(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen["gate"] = flat(output).sigmoid()
+
     def at_end(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
+        if block.gate_path:
+            seen["added"] = seen.pop("gate") * seen["y"]
         feed(Rows(stream=flat(args[0] if block.stream_path else first_tensor(output)), **seen))
         seen.clear()
 
     hooks: list[tuple[str, Hook]] = [(block.lead_path, at_lead), (block.out_path, at_out)]
     hooks += [(block.after_path, at_after)] if block.after_path else []
+    hooks += [(block.gate_path, at_gate)] if block.gate_path else []
     return [*hooks, (block.stream_path or block.layer_path, at_end)]
 
 
@@ -96,9 +102,14 @@ def gains(y: Tensor, added: Tensor) -> Tensor:
     return added.double().square().sum(-1) / y.double().square().sum(-1).clamp_min(1e-30)
 
 
-def pulled_back(norm: nn.Module, y: Tensor, direction: Tensor) -> Tensor:
-    """J'v of each row, J how a norm's output moves with its input at y: what a direction behind it is before it."""
+def pulled_back(model: nn.Module, block: Block, rows: Rows, direction: Tensor) -> Tensor:
+    """J'v of each row, J how what is added moves with y: what a direction behind a norm, or a gate, is before it."""
+    if rows.added is None:
+        return direction
+    if block.after_path is None:  # a gate scales all directions alike
+        return gains(rows.y, rows.added).sqrt()[:, None].to(direction) * direction
     with torch.enable_grad():
-        inputs = y.detach().requires_grad_()
-        (found,) = torch.autograd.grad(norm(inputs), inputs, direction.to(inputs))
+        inputs = rows.y.detach().requires_grad_()
+        behind = model.get_submodule(block.after_path)(inputs)
+        (found,) = torch.autograd.grad(behind, inputs, direction.to(inputs))
     return found

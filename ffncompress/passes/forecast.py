@@ -184,9 +184,10 @@ def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[
 def _felt(model: Model, block: Block, rows: Rows, probes: list[Tensor]) -> Felt:
     gradients = [flat(p.grad) for p in probes if p.grad is not None]
     rows = rows.detached(gradients[0].device)
+    direct = Felt.directly(rows, gradients[-1], block.scale)
     if rows.added is None:
-        return Felt.directly(rows, gradients[0], block.scale)
-    assert block.after_path is not None
-    behind = Felt.directly(rows, gradients[1], block.scale)
-    stream = pulled_back(model.get_submodule(block.after_path), rows.y, behind.stream)
-    return Felt(rows, gradients[0], stream, behind.along, behind.gain * gains(rows.y, rows.added))
+        return direct
+    gain = gains(rows.y, rows.added)
+    # a probe behind a norm felt what the stream feels; one before a gate felt it by as much as the gate is open
+    along = direct.along if block.after_path else direct.along / gain.sqrt().clamp_min(1e-30)
+    return Felt(rows, gradients[0], pulled_back(model, block, rows, direct.stream), along, direct.gain * gain)

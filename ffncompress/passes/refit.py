@@ -91,7 +91,8 @@ def refit(
                 if drifted:
                     entering = states.get("slimmed", at)
                     rows, output = run_layer(model, blocks, block.index, batch, entering)
-                if shape is not None and block.stream_path:
+                whole = block.stream_path or block.gate_path  # more happens in the layer before the stream leaves it
+                if shape is not None and whole:
                     states.put("entering", at, entering)
                 if shape is not None:
                     drift, weights = aim(model, block, rows, original, undo_drift)
@@ -109,7 +110,7 @@ def refit(
                 if shape.kind == "neurons" and inner:
                     _refit_inner_(module, block, states, batches, run, facts)
                 for at, (batch, _) in enumerate(batches):
-                    if block.stream_path:  # more happens in the layer before the stream leaves it
+                    if whole:
                         with installed(model, {block.path: module}):
                             output = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
                     else:
@@ -132,9 +133,8 @@ def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool
     weights = stream_weights(original.stream)
     if rows.added is None:
         return drift, weights
-    assert block.after_path is not None
     gain = gains(rows.y, rows.added)
-    drift = pulled_back(model.get_submodule(block.after_path), rows.y, drift)
+    drift = pulled_back(model, block, rows, drift)
     return drift / gain.clamp_min(1e-30)[:, None].to(drift), weights * gain
 
 

@@ -77,7 +77,7 @@ def folded_parameters(shape: Shape, block: Block, align: int, biased: bool = Fal
     width = max(1, -(-(shape.width + rank) // align)) * align
     biases = 0 if shape.kind == "neurons" else width + block.d_out  # of the gates, and of the output
     if biased:
-        biases = len(block.layout.inner) * width + block.d_out
+        biases = block.layout.leads * width + block.d_out
     return width * block.weights_per_neuron + biases
 
 

@@ -106,6 +106,12 @@ def test_mixed_stacks_are_treated_where_they_are_dense() -> None:
     ]  # fmt: skip
 
 
+def test_a_shared_expert_behind_a_gate_is_found() -> None:
+    blocks = find_blocks(small_model("qwen2_moe"))
+    assert [block.path for block in blocks] == [f"model.layers.{i}.mlp.shared_expert" for i in range(3)]
+    assert blocks[0].gate_path == "model.layers.0.mlp.shared_expert_gate"
+
+
 def test_routed_ffns_alone_are_refused() -> None:
     config = transformers.MixtralConfig(**GATED, num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(ModelError, match="mixtral: all of its FFNs are routed to experts, and only dense ones"):
