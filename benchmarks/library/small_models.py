@@ -44,7 +44,7 @@ SPECIAL: dict[str, dict[str, object]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
     "persimmon": {"hidden_act": "relu2"},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "local", "local"], "axial_pos_embds": False},
-    "xlnet": {"n_token": VOCABULARY}, "xlm": {"n_words": VOCABULARY},
+    "xlnet": {"n_token": VOCABULARY, "d_inner": 96}, "xlm": {"n_words": VOCABULARY},
     "opt": {"word_embed_proj_dim": 32},
 }  # fmt: skip
 

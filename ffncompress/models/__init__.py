@@ -27,6 +27,7 @@ from ffncompress.models.loading import (
     load_random,
     load_tokenizer,
     load_whole,
+    longest_of,
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
@@ -55,6 +56,7 @@ __all__ = [
     "load_random",
     "load_tokenizer",
     "load_whole",
+    "longest_of",
     "oriented",
     "out_projection",
     "quiet_bars",

@@ -57,7 +57,7 @@ ROWS: tuple[tuple[Family, str], ...] = (
     (Family("mlp", NEOX), "gpt_neox falcon persimmon"),
     (
         Family("mlp", GATED),
-        "cohere cohere2 diffllama emu3 ernie4_5 gemma granite helium hunyuan_v1_dense llama ministral "
+        "cohere cohere2 diffllama ernie4_5 gemma granite helium hunyuan_v1_dense llama ministral "
         "ministral3 mistral olmo qwen2 qwen3 qwen3_5_text seed_oss smollm3 stablelm",
     ),
     (Family("mlp", GATED, after="post_feedforward_layernorm"), "exaone4 gemma2 gemma3 gemma3_text olmo2 olmo3"),

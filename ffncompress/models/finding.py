@@ -15,8 +15,8 @@ from ffncompress.models.blocks import Block
 from ffncompress.models.families import FAMILIES, Family, unsupported
 from ffncompress.models.forward import forward
 from ffncompress.models.layer_run import LayerRun
-from ffncompress.models.looking import is_routed, look
-from ffncompress.models.trying import UnfitError, try_family
+from ffncompress.models.looking import look
+from ffncompress.models.trying import UnfitError, below, try_family
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Hook, LayerOutput
 
@@ -71,9 +71,9 @@ def find_ffns(model: nn.Module) -> Ffns:
                 family, scale = (known, try_family(run, known)) if known else look(run)
                 block = _block(len(found.blocks), f"{layers_path}.{index}", layer, family, scale)
             except UnfitError as error:
-                found.kept[index] = ROUTED if is_routed(layer) else str(error)
+                found.kept[index] = ROUTED if _is_routed(layer) else str(error)
                 return
-            if (own := id(layer.get_submodule(_below(family, family.layout.out)))) in seen:
+            if (own := id(layer.get_submodule(below(family, family.layout.out)))) in seen:
                 found.kept[index] = "its FFN is another layer's too"
                 return
             seen.add(own)
@@ -95,6 +95,10 @@ def settled_parameters(model: nn.Module) -> int:
 
 def _is_settled(module: nn.Module) -> bool:
     return getattr(module, REPLACEMENT, "neurons") != "neurons"
+
+
+def _is_routed(layer: nn.Module) -> bool:
+    return any("expert" in name for name, _ in layer.named_parameters())
 
 
 def _layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
@@ -156,17 +160,13 @@ def _refusal(model_type: str, kept: dict[int, str]) -> ModelError:
     return unsupported(model_type, f"layer {index}: {reason}")
 
 
-def _below(family: Family, name: str) -> str:
-    return f"{family.place}.{name}" if family.place else name
-
-
 def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale: float) -> Block:
     layout = family.layout
-    parts = [layer.get_submodule(_below(family, name)) for name in (*layout.inner, layout.out)]
+    parts = [layer.get_submodule(below(family, name)) for name in (*layout.inner, layout.out)]
     d_in, d_inner, d_out = in_out(parts[0])[0], *in_out(parts[-1])
     inner_bias, out_bias = (getattr(p, "bias", None) is not None for p in (parts[0], parts[-1]))
     whole = [layer.get_submodule(family.place)] if layout.activation is None else [
-        *parts, layer.get_submodule(_below(family, layout.activation))
+        *parts, layer.get_submodule(below(family, layout.activation))
     ]  # fmt: skip
     parameters = sum(p.numel() for part in whole for p in part.parameters())
     own = d_inner * (layout.leads * (d_in + inner_bias) + d_out) + d_out * out_bias

@@ -139,9 +139,11 @@ def _check_depth(directory: Path, name: str) -> None:
 
 
 def _stated(directory: Path) -> dict[str, Any]:
-    """What a folder's config.json says; nothing, where there is none."""
-    file = directory / "config.json"
-    stated = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """What a folder's config.json says; nothing, where it cannot be read: whoever loads the model finds that out."""
+    try:
+        stated = parse_json((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
     return stated if isinstance(stated, dict) else {}
 
 
@@ -184,10 +186,16 @@ def context_of(model: Model, asked: int | None) -> int:
     Raises:
         ModelError: it is more than the model takes.
     """
-    longest = getattr(model.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    longest = longest_of(model.config) or DEFAULT_CONTEXT
     if asked and asked > longest:
         raise ModelError(f"a context of {asked} is more than the model's {longest}; lower --context")
     return asked or min(DEFAULT_CONTEXT, longest)
+
+
+def longest_of(config: Config) -> int | None:
+    """How many tokens a model takes at once; none: it does not say, or says that it knows no end."""
+    longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def look(run: LayerRun) -> tuple[Family, float]:
             return family, try_family(run, family)
         except UnfitError as error:
             reason = reason or f"{family.layout.inner[0]} and {family.layout.out}: {error}"
-    raise UnfitError(reason or _nothing(run))
+    raise UnfitError(reason or "it has no FFN of matrices that are known")
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:
@@ -79,15 +79,3 @@ def _common(names: list[list[str]]) -> list[str]:
     """How dotted names begin, as far as they agree."""
     agreeing = takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
     return [parts[0] for parts in agreeing]
-
-
-def _nothing(run: LayerRun) -> str:
-    """What is there, where no two matrices form an FFN."""
-    if is_routed(run.layer):
-        return "its FFN is routed to experts"
-    return "it has no FFN of matrices that are known"
-
-
-def is_routed(layer: nn.Module) -> bool:
-    """Whether a layer sends tokens to experts."""
-    return any("expert" in name for name, _ in layer.named_parameters())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.errors import ModelError
+from ffncompress.models import longest_of
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.runtime.run import Run
 from ffncompress.text.sources import Reading, Text
@@ -86,6 +87,6 @@ def check_length(name: str, config: Config, length: int) -> None:
     Raises:
         ModelError: it does not.
     """
-    longest = getattr(config, "max_position_embeddings", None) or length
+    longest = longest_of(config) or length
     if length > longest:
         raise ModelError(f"{name}: a window of {length} tokens is more than its {longest}; lower --seq-len")
