@@ -18,6 +18,7 @@ from ffncompress import api, load
 from ffncompress.modeling_ffncompress import METHOD
 from ffncompress.models.families import FAMILIES
 from ffncompress.records.task import AUTO_CLASSES
+from ffncompress.text.sources import read
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +36,17 @@ def folder(request: pytest.FixtureRequest, tokenizer, tmp_path: Path) -> Path:
     return tmp_path / request.param
 
 
-def slimmed(folder: Path, **settings: object) -> tuple[api.Plan, Path]:
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One document, so that nobody has to find out how a model reads several."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(read("python-docs").joined[:200_000])
+    return file
+
+
+def slimmed(folder: Path, text: Path, **settings: object) -> tuple[api.Plan, Path]:
     """A plan of two of its blocks, and the checkpoint that comes of it, which `apply` compares with the model."""
-    settings = {"tokens": 1024, "seq_len": 64, "context": 64, "refit": False, **settings}
+    settings = {"tokens": 1024, "seq_len": 64, "context": 64, "refit": False, "data": [str(text)], **settings}
     plan = api.plan(str(folder), folder.parent / "plan", budget="3x", blocks="0,1", **settings)
     return plan, api.compress(folder.parent / "plan", folder.parent / "slim")
 
@@ -55,8 +64,8 @@ def without_plugin() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("folder", [*sorted(FAMILIES), *UNLISTED], indirect=True)
-def test_a_family_from_plan_to_tokens(folder: Path) -> None:
-    plan, slim = slimmed(folder)
+def test_a_family_from_plan_to_tokens(folder: Path, text: Path) -> None:
+    plan, slim = slimmed(folder, text)
     assert [block.index for block in plan.replaced] == [0, 1]
     model = load(slim)
     with torch.inference_mode():
@@ -73,18 +82,18 @@ def test_a_family_from_plan_to_tokens(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["neurons", "hybrid", "low-rank", "dense", "constant"])
 @pytest.mark.parametrize("folder", ["bert"], indirect=True)
-def test_every_kind_inline(kind: str, folder: Path) -> None:
-    plan, slim = slimmed(folder, kinds="linear" if kind in ("low-rank", "dense", "constant") else kind)
+def test_every_kind_inline(kind: str, folder: Path, text: Path) -> None:
+    plan, slim = slimmed(folder, text, kinds="linear" if kind in ("low-rank", "dense", "constant") else kind)
     assert plan.replaced
     assert load(slim)(IDS).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("folder", ["bert"], indirect=True)
 @pytest.mark.parametrize("task", ["masked", "embedding"])
-def test_an_encoder_goes_all_the_way(task: str, folder: Path) -> None:
+def test_an_encoder_goes_all_the_way(task: str, folder: Path, text: Path) -> None:
     if task == "embedding":
         small_model("bert", transformers.AutoModel).save_pretrained(folder)
-    plan, slim = slimmed(folder)
+    plan, slim = slimmed(folder, text)
     assert plan.base.task == task
     result = api.evaluate(slim, tokens=512, repeats=1, max_delta="500%")
     assert result.task == task
