@@ -26,6 +26,7 @@ from ffncompress.errors import FfncompressError
 from ffncompress.models import find_ffns, find_model, load_tokenizer
 from ffncompress.models.families import FAMILIES
 
+WIDEST = 1024  # neurons; fits of more take minutes
 IDS = torch.arange(5, 25)[None]
 CAUSAL, MASKED = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
 
@@ -38,6 +39,8 @@ def attempt(model_type: str, auto: type, tokenizer: object, find_only: bool) -> 
         return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
     try:
         found = find_ffns(model)
+        if max(block.d_inner for block in found.blocks) > WIDEST:
+            return "not built", f"its FFNs were not made small: {found.blocks[0].d_inner} neurons"
         told = f"{len(found.blocks)} blocks, {_described(found.blocks[0])}"
         told += "".join(f"; layer {layer}: {why}" for layer, why in list(found.kept.items())[:2])
         if not find_only:

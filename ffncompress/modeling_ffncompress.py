@@ -450,13 +450,18 @@ def guard_(config: Any, ours: FfncompressConfig) -> None:
     if ours.format_version < 3:
         return
     words = _of_words(config)
+    ours.activations |= guardable(config)
     for key in _ACTIVATION_KEYS:
-        name = getattr(words, key, None)
-        if isinstance(name, str) and name in ACT2FN:
-            ours.activations[key] = name
         if key in ours.activations:
             setattr(words, key, NOT_INSTALLED)
     config.auto_map = dict(AUTO_MAP)
+
+
+def guardable(config: Any) -> dict[str, str]:
+    """The activations that a config names, by key: what can be made unloadable by another name."""
+    words = _of_words(config)
+    named = {key: getattr(words, key, None) for key in _ACTIVATION_KEYS}
+    return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN}
 
 
 def _of_words(config: Any) -> Any:

@@ -15,7 +15,7 @@ SIZES = {
         "kv_lora_rank q_lora_rank embed_dim lru_width attention_hidden_size mamba_d_ssm d_embed embedding_dim",
     96: "intermediate_size ffn_dim d_ff n_inner ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size "
         "encoder_ffn_dim decoder_ffn_dim block_ff_dim hidden_dim dense_intermediate_size expert_ffn_hidden_size "
-        "intermediate_size_mlp dim_ff inner_dim block_ffn_dim_multiplier_size shared_intermediate_size",
+        "intermediate_size_mlp dim_ff dff inner_dim block_ffn_dim_multiplier_size shared_intermediate_size",
     3: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
        "num_local_experts n_routed_experts mamba_num_heads num_mem_heads num_attention_head",
@@ -29,7 +29,7 @@ SIZES = {
     256: "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length",
     VOCABULARY: "vocab_size vocab_size_per_layer_input",
 }  # fmt: skip
-DERIVED = ("head_dim", "num_key_value_heads")  # where a config leaves them to be derived
+DERIVED = ("head_dim", "num_key_value_heads", "num_experts_per_tok")  # where a config leaves them to be derived
 _SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 # what the names alone do not say
 SPECIAL: dict[str, dict[str, object]] = {

@@ -14,6 +14,7 @@ from functools import partial
 
 from ffncompress.budgets import LINEAR_KINDS, parse_kinds
 from ffncompress.errors import BudgetError
+from ffncompress.modeling_ffncompress import guardable
 from ffncompress.models import Block, width_key
 from ffncompress.models.families import GATED
 from ffncompress.records.plan import Shape
@@ -46,6 +47,9 @@ def terms_of(config: Config, blocks: list[Block], settings: PlanSettings) -> Ter
         BudgetError: the target does not take this model, or none of the kinds asked for; says what would serve.
     """
     wanted, align = parse_kinds(settings.kinds), settings.alignment
+    # a constant has no tensor of another shape than the FFN's own, at which a load without this package would stop
+    if not guardable(config):
+        wanted -= {"constant"}
     if settings.target is None:
         return Terms(Offer(wanted, align))
     if settings.target == "native":

@@ -90,6 +90,13 @@ def test_vllm_gives_every_projection_a_bias_where_one_needs_it() -> None:
     assert neurons(Shape("neurons", 40), blocks[0]) == 64 * 3 * 32
 
 
+def test_no_constant_where_nothing_would_stop_a_load_without_the_package() -> None:
+    """Bloom's config names no activation, by which others are made unloadable."""
+    for family, offered in (("bloom", False), ("llama", True)):
+        model = tiny_model(family)
+        assert ("constant" in terms_of(model.config, find_blocks(model), PlanSettings()).offer.kinds) is offered
+
+
 def test_tied_qwen3_takes_neurons() -> None:
     model = tiny_model("qwen3")
     model.config.tie_word_embeddings = True
