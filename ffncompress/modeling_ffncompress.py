@@ -313,7 +313,7 @@ class FfncompressQuantizer(HfQuantizer):
 
     def update_tp_plan(self, config: Any) -> Any:
         """The one look at the config before the model is built: the activations get their own names back."""
-        words = _of_words(config)
+        words = of_words(config)
         for key, name in self.quantization_config.activations.items():
             if str(getattr(words, key, None)).startswith(GUARD) and isinstance(name, str) and name in ACT2FN:
                 setattr(words, key, name)
@@ -449,7 +449,7 @@ def guard_(config: Any, ours: FfncompressConfig) -> None:
     """Name the missing package where a stock FFN looks for its activation; one that is built does not look again."""
     if ours.format_version < 3:
         return
-    words = _of_words(config)
+    words = of_words(config)
     ours.activations |= guardable(config)
     for key in _ACTIVATION_KEYS:
         if key in ours.activations:
@@ -459,12 +459,12 @@ def guard_(config: Any, ours: FfncompressConfig) -> None:
 
 def guardable(config: Any) -> dict[str, str]:
     """The activations that a config names, by key: what can be made unloadable by another name."""
-    words = _of_words(config)
+    words = of_words(config)
     named = {key: getattr(words, key, None) for key in _ACTIVATION_KEYS}
     return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN}
 
 
-def _of_words(config: Any) -> Any:
+def of_words(config: Any) -> Any:
     """The part of a config that is of the model that reads text, where it has others beside it."""
     return getattr(config, "text_config", config)
 

@@ -28,6 +28,7 @@ from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_F
 from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.checkpoint.plugin import describe_in_config, spec_of, write_loader
 from ffncompress.errors import ArtifactError, PlanError, TextError
+from ffncompress.modeling_ffncompress import of_words
 from ffncompress.models import (
     ModelSource,
     context_of,
@@ -104,7 +105,7 @@ def save_compressed(
     if plan.native:
         if key is None or len(blocks) != len(plan.blocks):
             raise PlanError(f"{plan_directory}: no stock model of the family has its widths; plan without --native")
-        setattr(model.config, key, plan.blocks[0].chosen_shape.width)
+        setattr(of_words(model.config), key, plan.blocks[0].chosen_shape.width)
     elif plan.replaced:
         specs = {b.path: spec_of(b.chosen_shape, layouts[b.path], modules[b.path]) for b in plan.replaced}
         describe_in_config(model.config, specs)

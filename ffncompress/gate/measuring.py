@@ -185,7 +185,7 @@ def _doubt(before: Answer, after: Answer, context: int, base: Model, short: Wind
 @torch.inference_mode()
 def _measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
     """Forward passes over the same batch, interleaved so that a noisy machine hits both alike."""
-    ids = torch.randint(0, base.config.vocab_size, (settings.batch_size, context), generator=torch.manual_seed(0))
+    ids = torch.randint(0, embedding_rows(base), (settings.batch_size, context), generator=torch.manual_seed(0))
     ids = ids.to(base.device)
     times: dict[int, list[float]] = {id(base): [], id(slimmed): []}
     for round_ in progress(range(settings.repeats + 1), "measuring speed"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.modeling_ffncompress import InlineFFN, put
+from ffncompress.modeling_ffncompress import InlineFFN, of_words, put
 from ffncompress.models.families import Layout
 from ffncompress.type_aliases import Config
 
@@ -98,7 +98,10 @@ def _standing_at(model: nn.Module, path: str, replacement: nn.Module) -> nn.Modu
 
 def width_key(config: Config, blocks: Sequence[Block]) -> str | None:
     """The config's name for the one inner width of all blocks; none where they differ or it says something else."""
-    widths = {block.d_inner for block in blocks}
+    widths, config = {block.d_inner for block in blocks}, of_words(config)
+    places = {block.path.removeprefix(block.layer_path) for block in blocks}
+    if len(places) > 1 or getattr(config, "num_hidden_layers", len(blocks)) != len(blocks):  # it says so of some alone
+        return None
     named = {key: getattr(config, key) for key in WIDTH_KEYS if hasattr(config, key)}
     if named.get("n_inner", 0) is None:  # GPT-2's way to say four times its width
         named["n_inner"] = 4 * blocks[0].d_in

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
-from ffncompress.modeling_ffncompress import METHOD
+from ffncompress.modeling_ffncompress import METHOD, of_words
 from ffncompress.models.sources import ModelSource
 from ffncompress.models.tasks import auto_class
 from ffncompress.sanitize import in_short, parse_json
@@ -194,7 +194,7 @@ def context_of(model: Model, asked: int | None) -> int:
 
 def longest_of(config: Config) -> int | None:
     """How many tokens a model takes at once; none: it does not say, or says that it knows no end."""
-    longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    longest = getattr(of_words(config), "max_position_embeddings", None)
     return longest if isinstance(longest, int) and longest > 0 else None
 
 

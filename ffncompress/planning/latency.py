@@ -11,6 +11,7 @@ from statistics import median
 import torch
 
 from ffncompress.models import Block, context_of, ffn_of, forward
+from ffncompress.passes.reading import embedding_rows
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
@@ -38,7 +39,7 @@ def time_blocks(model: Model, space: SearchSpace, progress: Progress = silent) -
         for shape in {option.shape for option in space.menus[block.index]}:
             module = build(shape, block.layout, ffn).to(like)
             runs[size, shape] = partial(module, x)
-    ids = torch.arange(tokens, device=like.device)[None] % model.config.vocab_size
+    ids = torch.arange(tokens, device=like.device)[None] % embedding_rows(model)
     runs["model"] = partial(forward, model, ids)
     seconds = _timed(runs, progress)
     kept = [seconds[_size(block), None] for block in space.blocks]

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from fresh_process import LOAD, run_python
+from library.small_models import small_model
 
 import ffncompress
 from ffncompress import api
 from ffncompress.checkpoint.card import reproduce_command
 from ffncompress.errors import BudgetError, FfncompressError, PlanError
-from ffncompress.models import count_parameters, find_blocks, find_model, load_model
+from ffncompress.models import count_parameters, find_blocks, find_model, load_model, width_key
 from ffncompress.planning.common_width import width_within_size
 from ffncompress.records.plan import Plan
 from ffncompress.settings import PlanSettings
 
 QUICK = {"tokens": 2048, "seq_len": 64}
-WIDTH_KEYS = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "llama-tied": "intermediate_size"}
+WIDTH_KEYS = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "llama-tied": "intermediate_size", "opt": "ffn_dim"}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,13 @@ def test_by_a_speed(tmp_path: Path) -> None:
     plan = api.plan("demo", tmp_path / "plan", target_speed="1.05x", native=True, refit=False, tokens=2048)
     assert len({block.choice.width for block in plan.blocks}) == 1
     assert plan.blocks[0].choice.width % 32 == 0
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "jamba", "bloom"])
+def test_no_width_of_some_layers_alone(family: str) -> None:
+    """The number in the config is of dense layers, and these have others too; or there is no such number."""
+    model = small_model(family)
+    assert width_key(model.config, find_blocks(model)) is None
 
 
 @pytest.mark.parametrize("options", [{"blocks": "0"}, {"frontier": True}, {"kinds": "linear"}])
