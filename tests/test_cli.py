@@ -49,7 +49,7 @@ def test_the_pipeline_by_hand(
     assert "1 of 7 blocks replaced" in out
     assert "\x1b" not in out  # piped: plain
     assert run(["apply", "demo-plan", "-o", "slim"]) == 0
-    assert "logits equal" in capsys.readouterr().out
+    assert "its answers are equal" in capsys.readouterr().out
     verdict = run(
         [
             "eval",

@@ -102,3 +102,23 @@ def test_an_encoder_goes_all_the_way(task: str, folder: Path, text: Path) -> Non
         assert 1.0 < result.main.slimmed.token < 1.5
     study = api.profile(str(folder), folder.parent / "report", tokens=1024, seq_len=64)
     assert len(study.profiles[0].blocks) == 3
+
+
+def test_a_sentence_encoder_keeps_what_makes_it_one(tmp_path: Path, tokenizer, text: Path) -> None:
+    """How sentence-transformers pools and norms, and how much it reads, goes along; nothing else of the folder does."""
+    folder = tmp_path / "encoder"
+    small_model("bert", transformers.AutoModel).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "1_Pooling").mkdir()
+    for name in (
+        "modules.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "1_Pooling/code.py",
+        "other.json",
+    ):
+        (folder / name).write_text("{}")
+    _, slim = slimmed(folder, text)
+    kept = {str(file.relative_to(slim)) for file in slim.rglob("*")}
+    assert {"modules.json", "sentence_bert_config.json", "1_Pooling/config.json"} <= kept
+    assert not {"1_Pooling/code.py", "other.json"} & kept

@@ -58,7 +58,7 @@ def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> ModelC
 
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=_TASKS[plan.base.task],
         license=origin.base_licence,
         base_model=plan.base.name if origin.base_is_hub else None,
         base_model_relation="quantized" if origin.base_is_hub else None,  # the Hub's word for a slimmed copy
@@ -118,7 +118,8 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
         "## Blocks",
         _block_table(plan),
         "R2_lin is the held-out variance of a block's output that the least-squares linear map of its input explains. "
-        "Swap is the perplexity that its best replacement at the budget's factor (8x where none is named) adds alone, "
+        f"Swap is the {MEASURES[plan.base.task]} that its best replacement at the budget's factor "
+        "(8x where none is named) adds alone, "
         "on text that nothing was fitted on. Kept neurons have their output matrix refitted by least squares.",
         *_healing(origin),
         "## How to reproduce",

@@ -195,7 +195,21 @@ def _write_meta(
     (meta / ORIGIN_FILE).write_text(origin.model_dump_json(indent=1) + "\n", encoding="utf-8")
     for extra in source.directory.glob("LICENSE*"):
         shutil.copyfile(extra, folder / extra.name)
+    _copy_sentence_parts(source, folder)
     write_card(folder, plan, origin)
+
+
+def _copy_sentence_parts(source: ModelSource, folder: Path) -> None:
+    """What sentence-transformers needs of a sentence encoder: how it pools and norms, and how much it reads."""
+    if not (source.directory / "modules.json").is_file():
+        return
+    names = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+    parts = [part for part in source.directory.glob("[0-9]_*/*") if part.suffix in (".json", ".safetensors")]
+    for file in (*parts, *(source.directory / name for name in names)):
+        if file.is_file() and not file.parent.is_symlink():
+            target = folder / file.relative_to(source.directory)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 def _licence(source: ModelSource) -> str | None:

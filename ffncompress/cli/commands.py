@@ -179,7 +179,7 @@ def apply(
             progress=progress, data=list(data), **settings,
         )  # fmt: skip
     tables.print_checkpoint(output)
-    console.say(f"Reloaded from disk: logits equal. Next: ffncompress eval {output}")
+    console.say(f"Reloaded from disk: its answers are equal. Next: ffncompress eval {output}")
 
 
 @cli.command(name="eval")

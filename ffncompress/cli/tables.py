@@ -36,7 +36,15 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
     console = make_console(to_stderr)
     wide = console.width >= 96  # a narrow terminal gets what decides; plan.json has the rest
     extra = ("median", "ranks i/o/m", "cond") if wide else ()
-    table = bare_table("block", "R2_lin", *extra, "predicted", "swap dPPL", "tried:text", "becomes:text")
+    table = bare_table(
+        "block",
+        "R2_lin",
+        *extra,
+        "predicted",
+        "swap dPPL" if plan.base.task == "causal" else "swap cost",
+        "tried:text",
+        "becomes:text",
+    )
     for block in plan.blocks:
         scores, swap = block.scores, block.swap
         ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
@@ -75,7 +83,7 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
         console.print(Text(_kept(plan)))
         if plan.settings.limit is None and plan.final_check is not None:
             console.print(Text(f"ffncompress eval will hold it to {plan.tolerance.limit}: {plan.tolerance.reason}"))
-            if plan.tolerance.wide:
+            if plan.tolerance.warning:
                 console.print(Text(plan.tolerance.warning, style="yellow"))
     if plan.frontier:
         console.print(_frontier_table(plan))
@@ -189,7 +197,7 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console = make_console(to_stderr)
     table = bare_table(":text", "base", "slimmed", "change", "")
     for text in (result.main, *result.also):
-        table.add_row(f"{MEASURES[result.task]}, {Path(text.text).name[-20:]} ({text.part})")
+        table.add_row(f"{MEASURES[result.task]}, {_in_room(Path(text.text).name)} ({text.part})")
         table.add_row(f"{text.tokens:,} tokens, context {text.context}")
         for unit in ("token", "word", "byte"):
             if (before := getattr(text.base, unit)) is not None:
@@ -207,9 +215,10 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
     table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
-    console.print(Text(f"prompt   {result.prompt!r}"))
-    console.print(Text(f"base     {result.continuation_base!r}"))
-    console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
+    if result.task != "embedding":  # which goes on with nothing
+        console.print(Text(f"prompt   {result.prompt!r}"))
+        console.print(Text(f"base     {result.continuation_base!r}"))
+        console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
     verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
     error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
     verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
@@ -218,6 +227,11 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
     if result.limit_warning:
         console.print(Text(result.limit_warning, style="yellow"))
+
+
+def _in_room(name: str, room: int = 24) -> str:
+    """A name's end, where it is too long for a table."""
+    return name if len(name) <= room else f"…{name[1 - room :]}"
 
 
 def _change(label: str, before: float, after: float, form: str = ",") -> tuple[str, ...]:

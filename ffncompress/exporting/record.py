@@ -47,10 +47,13 @@ class ExportResult(Record):
         if seen.max_difference is None:
             lines.append(f"not verified: {seen.note}")
         else:
-            limit = f" (limit {seen.limit:g})" if seen.limit else ""
+            limit = (
+                f" (limit {seen.limit:g})" if seen.limit else f" (the worst of them; {self.dtype} is told, not judged)"
+            )
+            limit = "" if seen.max_difference == 0 else limit
             alike = f"; a page of {seen.same_tokens:,} characters is tokenised alike" if seen.same_tokens else ""
             lines.append(
-                f"verified by {seen.runtime}: {seen.of} of {seen.tokens:,} tokens differ by at most "
+                f"compared with {seen.runtime}: {seen.of} of {seen.tokens:,} tokens differ by at most "
                 f"{seen.max_difference:.1e}{limit}{alike}"
             )
             lines += [seen.note] if seen.note else []

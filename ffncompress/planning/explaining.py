@@ -58,7 +58,8 @@ def summarise(
     else:
         block = min(blocks, key=lambda b: b.swap.delta)
         miss = f"block {block.index}: {block.swap.delta:+.2f} ±{block.swap.delta_error:.2f} {MEASURES[task]}"
-    return f"nothing is safe to replace within {limit}; the nearest miss is {miss}; {advice}"
+    within = f" within {limit}" if limit else ""
+    return f"nothing is safe to replace{within}; the nearest miss is {miss}; {advice}"
 
 
 def _costs(check: JointCheck, task: Task) -> str:

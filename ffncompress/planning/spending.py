@@ -25,6 +25,8 @@ def check_budget(model: Model, blocks: list[Block], settings: PlanSettings) -> N
     whole = count_parameters(model)
     size = size_cap(settings, whole)
     rest = whole - sum(block.parameters for block in blocks)
+    if size is not None and size >= whole and settings.limit is None and not settings.target_speed:
+        raise BudgetError(f"the model has {whole:,} parameters as it is; ask for fewer than that")
     if size is not None and size < rest + sum(block.d_out for block in blocks):
         raise BudgetError(
             f"{size:,} parameters cannot be reached: {rest:,} of the model's {whole:,} are outside its FFNs; "

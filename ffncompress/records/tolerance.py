@@ -22,6 +22,7 @@ from ffncompress.settings import EvalSettings
 CHANCE = 0.01  # that a result is not within it by bad luck alone
 TEXT_TO_TEXT = 0.2  # as measured: benchmarks/LOG.md
 WIDE = 0.05  # of the perplexity: a margin below it is worth knowing, however small the rise
+MUCH = 0.5  # of the perplexity: whoever only asked for a size is told
 LEAST = 0.001  # a limit is told in tenths of a per cent
 
 
@@ -61,9 +62,14 @@ class Tolerance:
 
     @property
     def warning(self) -> str:
-        """A sentence where the limit is wide, otherwise nothing."""
-        if self.rise is None or not self.wide:
+        """A sentence where the limit is wide, or what was measured is much, otherwise nothing."""
+        if self.rise is None:
             return ""
+        if not self.wide:
+            return "" if self.rise.relative <= MUCH else (
+                f"as planned is not as good: {100 * self.rise.relative:+.0f} % is much to lose; a larger size, more "
+                "--tokens or --heal keep more, and a plan without --budget loses at most 5 %"
+            )  # fmt: skip
         return (
             f"this limit is wide: the plan measured {100 * self.rise.relative:+.1f} % on {self.rise.windows} windows "
             "that differ much, so it says little; plan with a longer text or more --tokens, or give a limit of your own"

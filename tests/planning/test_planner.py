@@ -257,3 +257,9 @@ def test_settings_are_checked() -> None:
         api.plan("demo", "x", budget="lots")
     with pytest.raises(FfncompressError, match="colour"):
         api.plan("demo", "x", colour="blue")
+
+
+def test_a_size_that_the_model_has_already_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"has 1,814,144 parameters as it is; ask for fewer"):
+        api.plan("demo", tmp_path / "plan", budget="20M")
+    assert not (tmp_path / "plan").exists()

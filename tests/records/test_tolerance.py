@@ -119,7 +119,8 @@ def test_a_wide_limit_is_said_to_be_wide() -> None:
     # little in itself; less than the rise; it got better, and may not get worse
     for narrow in (Rise(0.001, 0.003, 32), Rise(0.5, 0.02, 32), Rise(-0.1, 0.01, 32)):
         assert not tolerance_of(narrow, CONTEXT).wide
-        assert tolerance_of(narrow, CONTEXT).warning == ""
+        much = "as planned is not as good: +65 % is much to lose" if narrow.nats == 0.5 else ""
+        assert tolerance_of(narrow, CONTEXT).warning.partition(";")[0] == much
     assert not Tolerance(Limit(0.5, relative=True)).wide  # somebody asked for it
 
 
