@@ -18,7 +18,7 @@ from ffncompress.models.blocks import (
 )
 from ffncompress.models.families import Layout, supported
 from ffncompress.models.finding import Ffns, find_blocks, find_ffns, settled_parameters
-from ffncompress.models.forward import forward
+from ffncompress.models.forward import forward, on_rows
 from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
     context_of,
@@ -57,6 +57,7 @@ __all__ = [
     "load_tokenizer",
     "load_whole",
     "longest_of",
+    "on_rows",
     "oriented",
     "out_projection",
     "quiet_bars",

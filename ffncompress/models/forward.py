@@ -6,7 +6,7 @@ import inspect
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffncompress.type_aliases import LayerOutput, Model
 
@@ -14,10 +14,19 @@ from ffncompress.type_aliases import LayerOutput, Model
 def forward(model: Model, ids: Tensor) -> LayerOutput:
     """What a model, or the part below its head, makes of token ids."""
     kind: Any = type(model)
-    return model(input_ids=ids, use_cache=False) if _takes_cache(kind) else model(input_ids=ids)
+    cached = _takes_cache(kind, hasattr(model.config, "use_cache"))
+    return model(input_ids=ids, use_cache=False) if cached else model(input_ids=ids)
+
+
+def on_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """What an FFN makes of rows, [rows, d]; some families want a batch and a length."""
+    y: Tensor = module(x[None])[0]
+    return y
 
 
 @cache
-def _takes_cache(kind: Any) -> bool:
-    """Whether a class has a cache to do without; an encoder has none."""
-    return "use_cache" in inspect.signature(kind.forward).parameters
+def _takes_cache(kind: Any, configured: bool) -> bool:
+    """Whether a class has a cache to do without, by name or by what it hands on; many an encoder has none."""
+    parameters = inspect.signature(kind.forward).parameters
+    hands_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return "use_cache" in parameters or (configured and hands_on)

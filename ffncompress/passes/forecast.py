@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ffncompress.errors import ModelError
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batches, pulled_back, row_hooks
 from ffncompress.passes.objective import objective_of
@@ -177,7 +178,14 @@ def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[
     places = [[b.out_path, *([b.after_path] if b.after_path else [])] for b in blocks]
     hooks += [(path, probe(at)) for at, own in enumerate(places) for path in own]
     with hooked(model, hooks), torch.enable_grad():
-        objective_of(model).drawn(model, batch, seeds).backward()  # type: ignore[no-untyped-call]
+        loss = objective_of(model).drawn(model, batch, seeds)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+    if any(probe.grad is None for own in probes for probe in own):
+        raise ModelError(
+            f"{model.config.model_type}: the loss of this model has no gradient that reaches its FFNs (its layers run "
+            "without one), and what a replacement costs cannot be predicted; give a model that can be trained"
+        )
     return [_felt(model, *each) for each in zip(blocks, found, probes, strict=True)]
 
 

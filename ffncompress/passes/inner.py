@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, inner_matrices, oriented
+from ffncompress.models import Block, inner_matrices, on_rows, oriented
 from ffncompress.recovery import Moments, solve_ridged
 from ffncompress.recovery.inner import InnerRows, inner_steps
 from ffncompress.replacement.building import set_projection_
@@ -24,9 +24,9 @@ def inner_rows(module: nn.Module, block: Block, aimed: AimedRows) -> InnerRows:
     """What a replacement leaves of its target, and how its neurons move with what they are fed."""
     x, target, weights, held_out = aimed
     with _watched(module, block) as (fed, inner):
-        y = module(x)
+        y = on_rows(module, x)
         slopes = torch.autograd.grad(inner[0].sum(), fed)  # neuron by neuron, so the sum's gradient is each one's own
-    each = torch.cat([slope.unflatten(1, (block.layout.fused, -1)) for slope in slopes], 1).transpose(0, 1)
+    each = torch.cat([slope[0].unflatten(1, (block.layout.fused, -1)) for slope in slopes], 1).transpose(0, 1)
     return InnerRows(x, each, target - y.detach(), weights, held_out)
 
 
@@ -59,10 +59,10 @@ def refit_inner(
     errors = torch.zeros(2, dtype=torch.float64, device=out.device)  # on held-out rows, before and after
     for x, target, weights, is_held_out in aimed():
         with _watched(moved, block) as (_, h), torch.no_grad():
-            left = target - moved(x)
-        (held_out if is_held_out else fit).update_(h[0].detach(), left, weights, torch.float32)
+            left = target - on_rows(moved, x)
+        (held_out if is_held_out else fit).update_(h[0][0].detach(), left, weights, torch.float32)
         if is_held_out:
-            before = target - module(x)
+            before = target - on_rows(module, x)
             errors += torch.stack([(weights * each.double().square().sum(1)).sum() for each in (before, left)])
     workers.sum_([*fit.tensors(), *held_out.tensors(), errors])
     follows, _ = solve_ridged(fit.xx, fit.xy, held_out.xx, held_out.xy, RIDGES)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, out_projection
+from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
 from ffncompress.passes.swaps import handing_on
@@ -115,7 +115,7 @@ def refit(
                             output = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
                     else:
                         x, before, *_ = states.get("rows", at)
-                        y = module.to(x)(x)
+                        y = on_rows(module.to(x), x)
                         added = model.get_submodule(block.after_path)(y) if block.after_path else y
                         output = _with_stream(states.get("slimmed", at), before + block.scale * added)
                     states.put("slimmed", at, output)
