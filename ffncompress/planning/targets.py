@@ -48,7 +48,7 @@ def terms_of(config: Config, blocks: list[Block], settings: PlanSettings) -> Ter
     """
     wanted, align = parse_kinds(settings.kinds), settings.alignment
     # a constant has no tensor of another shape than the FFN's own, at which a load without this package would stop
-    if not guardable(config):
+    if not (guardable(config) or getattr(getattr(config, "quantization_config", None), "activations", None)):
         wanted -= {"constant"}
     if settings.target is None:
         return Terms(Offer(wanted, align))

@@ -108,7 +108,9 @@ def remove_neurons(
             out = saliency.masked_fill_(gone, torch.inf).argsort(stable=True)[:count]
             gone[out], left = True, left - count
             cross = inverse[:, out]
-            shift = torch.linalg.solve(cross[out], torch.cat([cross.T, w[out]], 1))
+            shift, failed = torch.linalg.solve_ex(cross[out], torch.cat([cross.T, w[out]], 1))
+            if failed:  # singular to round-off: neurons that say the same, or next to nothing
+                shift = torch.linalg.pinv(cross[out], hermitian=True) @ torch.cat([cross.T, w[out]], 1)
             inverse.addmm_(cross, shift[:, : len(gram)], alpha=-1)  # rows and columns of what is gone become zero
             w.addmm_(cross, shift[:, len(gram) :], alpha=-1)
         kept = (~gone).nonzero().flatten()
