@@ -1,4 +1,4 @@
-"""One of each row of the table, and what has none, from a plan to tokens: planned, applied, reloaded as a stranger would."""
+"""One of each row of the table, and what has none, from a plan to tokens: reloaded as a stranger would."""
 
 from __future__ import annotations
 

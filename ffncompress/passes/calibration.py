@@ -99,7 +99,7 @@ def collect_moments(
             run.workers.sum_(part.tensors())
         each.complete_(*out_projection(model, block))
         for part in each.all():
-            if not (part.x.isfinite().all() and part.yy.isfinite().all() and part.weight.isfinite()):
+            if not all(sums.isfinite().all() for sums in part.tensors()):
                 raise NumericsError(
                     f"block {block.index} ({block.path}) gives NaN or infinite activations; "
                     "try --dtype float32, or check the model's weights"

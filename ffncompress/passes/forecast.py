@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ffncompress.errors import ModelError
+from ffncompress.errors import ModelError, NumericsError
 from ffncompress.models import Block
 from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batches, pulled_back, row_hooks
 from ffncompress.passes.objective import objective_of
@@ -72,6 +72,12 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
             gradient = felt.gradient.double()
             metric += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
+    for block, metric in zip(blocks, metrics, strict=True):
+        if not metric.isfinite().all():
+            raise NumericsError(
+                f"block {block.index} ({block.path}): the loss has a NaN or infinite gradient there; "
+                "try --dtype float32, or check the model's weights"
+            )
     objective = objective_of(model)
     return [metric / (objective.draws * objective.count(windows)) for metric in metrics]
 
