@@ -11,7 +11,7 @@ from torch import nn
 
 from ffncompress.errors import ModelError
 from ffncompress.models import count_parameters, ffn_of, find_blocks, find_ffns, forward
-from ffncompress.models.families import FAMILIES
+from ffncompress.models.families import FAMILIES, ROWS
 from ffncompress.models.layer_run import LayerRun
 from ffncompress.models.looking import look
 
@@ -29,7 +29,14 @@ def test_every_layout(family: str) -> None:
         assert ffn(torch.randn(1, 2, 32)).shape == (1, 2, 32)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if at else [])  # the inner loop has one of each row
+        for _, names in ROWS
+        for at, name in enumerate(names.split())
+    ],
+)
 def test_a_row_is_what_would_be_found_without_it(family: str) -> None:
     model = small_model(family)
     found = find_ffns(model)
