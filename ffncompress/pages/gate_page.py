@@ -27,7 +27,7 @@ def render_gate(result: GateResult) -> str:
 
 
 def _shown(result: GateResult) -> Json:
-    content: Json = result.model_dump(mode="json")
+    content: Json = result.model_dump(mode="json", exclude={"base_model"})
     return {
         **content,
         "measure": MEASURES[result.task],
