@@ -102,7 +102,7 @@ def print_frontier(
         share = share_to_ask(point)
         measured = "" if point.measured_perplexity is None else f"{point.measured_perplexity:.2f}"
         rise = f"{100 * ((point.measured_perplexity or point.expected_perplexity) / base - 1):+.1f} %"
-        mark = Text("< the curve bends here" if point is knee else "", style="bold cyan")
+        mark = Text("< it bends here" if point is knee else "", style="bold cyan")
         table.add_row(share or "1", f"{point.parameters:,}", f"{point.expected_perplexity:.2f}", measured, rise, mark)
         if share is not None and folder is not None:
             commands.append(point_words(plan, share, folder, model=model, data=data, choose_data=choose_data))
@@ -113,7 +113,7 @@ def print_frontier(
             "share": "of all parameters, kept; what --at takes",
             "expected": f"{measure} there, by the measured points beside it",
             "measured": f"{measure} with all blocks replaced together",
-            "rise": f"of {measure}, from the first line's",
+            "rise": f"of {measure}, from the first line's; where it bends, each step costs more",
         },
         to_stderr=to_stderr,
     )
