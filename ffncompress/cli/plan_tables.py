@@ -113,10 +113,12 @@ def print_frontier(
             "share": "of all parameters, kept; what --at takes",
             "expected": f"{measure} there, by the measured points beside it",
             "measured": f"{measure} with all blocks replaced together",
-            "rise": f"of {measure}, from the first line's; where it bends, each step costs more",
+            "rise": f"of {measure}, from the first line's",
         },
         to_stderr=to_stderr,
     )
+    bend = "it bends at the point farthest below the straight line between its ends"
+    console.print(Text(bend if knee else "the curve has no clear bend: smaller costs steadily more", style="dim"))
     if commands:
         console.print(Text("take a point with its command:"))
     for words in commands:

@@ -8,7 +8,7 @@ const num = (v, digits = 3) => {
   if (v === null || v === undefined) return "";
   if (!isFinite(v)) return String(v);
   const size = Math.abs(v);
-  return size >= 1e5 || (size > 0 && size < 1e-3) ? v.toExponential(1) : v.toFixed(size >= 100 ? 1 : digits);
+  return size >= 1e5 || (size > 0 && size < 1e-3) ? v.toExponential(1) : v.toFixed(size >= 100 ? Math.min(1, digits) : digits);
 };
 
 const count = (v) => v.toLocaleString("en");

@@ -68,7 +68,9 @@ const percentOfBase = (v) => (v === null ? null : (100 * v) / data.base);
   if (knee) series.push({ name: "where it bends", colour: colour(2), line: false, marker: "hollow", points: [{ x: share(knee), y: knee.expected_perplexity, radius: 9, label: "bend", words: `Where the curve bends\n${words(knee)}` }] });
   if (f) series.push({ name: "this plan", colour: colour(1), line: false, points: [{ x: 100 * f.share, y: f.perplexity, error: f.delta_error, radius: 6, label: "this plan", words: `This plan, ${f.refitted ? "fitted again" : "as fitted"}: ${num(f.perplexity, 2)} ±${num(f.delta_error, 2)}` }] });
   plot(host, { series, x: { label: "parameters kept, % of the whole model" }, y: { label: data.measure, scale: "log" }, height: 320 });
-  if (knee) host.append(make("p", {}, `The curve bends at ${num(share(knee), 1)} %: down to there parameters go cheaply, beyond it each costs more. (The point farthest below the straight line between the ends, in log ${data.measure}.)`));
+  host.append(make("p", {}, knee
+    ? `The curve bends at ${num(share(knee), 1)} %: down to there parameters go cheaply, beyond it each costs much more. (The point farthest below the straight line between the ends, in log ${data.measure}.)`
+    : "The curve has no clear bend: smaller costs steadily more."));
   sortable(host, [
     { name: "kept", value: (p) => p.share, show: (p) => `${num(share(p), 2)} %`, hint: "Share of the whole model's parameters" },
     { name: "parameters", value: (p) => p.parameters, show: (p) => count(p.parameters) },
@@ -91,12 +93,13 @@ const percentOfBase = (v) => (v === null ? null : (100 * v) / data.base);
 (function costs() {
   const host = section("Predicted against measured", `What one replacement adds to the ${data.measure}, in percent of the base's, tried alone in its block: hollow as predicted, filled as measured, with one standard error. Near each other: the predictions that the plan is chosen by can be relied on. Linear below 1 %, logarithmic above.`, "costs");
   const words = (b) => `block ${b.index}: ${b.tried}\npredicted ${signed(b.predicted, 2)}, measured ${signed(b.measured, 2)} ±${num(b.error, 2)} on ${num(data.base, 2)}`;
+  const lowest = Math.min(0, ...data.blocks.flatMap((b) => [percentOfBase(b.predicted), percentOfBase(b.measured) - percentOfBase(b.error)]));
   plot(host, {
     series: [
       { name: "measured", colour: colour(0), line: false, points: data.blocks.map((b) => ({ x: b.index, y: percentOfBase(b.measured), error: percentOfBase(b.error), words: words(b) })) },
       { name: "predicted", colour: colour(2), line: false, marker: "hollow", points: data.blocks.map((b) => ({ x: b.index, y: percentOfBase(b.predicted), words: words(b) })) },
     ],
-    x: { label: "block", whole: true, pad: 0.04 }, y: { label: "rise, % of the base", scale: "symlog" },
+    x: { label: "block", whole: true, pad: 0.04 }, y: { label: "rise, % of the base", scale: "symlog", min: lowest },
   });
   if (data.final) host.append(make("p", {}, `All that was chosen, together: ${signed(100 * data.added, 1)} % if the predictions simply added; ${signed((100 * data.final.delta) / data.final.base_perplexity, 1)} % ±${num((100 * data.final.delta_error) / data.final.base_perplexity, 1)} as measured${data.final.refitted ? ", after they were fitted again in order" : ""}.`));
 })();

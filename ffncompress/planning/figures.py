@@ -103,5 +103,6 @@ def draw_frontier(plan: Plan, file: Path) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity", fontsize=10)
+    bend = "" if plan.knee else ", which has no clear bend"
+    figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity{bend}", fontsize=10)
     figure.savefig(file, dpi=150)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-BENDS = 0.05  # of the whole rise: a curve that leaves its chord by less is straight, and has no knee
+BENDS = 0.2  # of the whole rise: a parabola leaves its chord by 0.25; what bends less has no point to speak of
 
 
 def knee_of(sizes: Sequence[float], perplexities: Sequence[float]) -> int | None:

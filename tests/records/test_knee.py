@@ -30,6 +30,7 @@ def test_a_smooth_curve_bends_where_its_slope_is_the_chords() -> None:
     [
         [20 * math.exp(0.1 * i) for i in range(8)],  # a straight line
         [20 * math.exp(math.sqrt(i)) for i in range(8)],  # it bends the other way
+        [20 * math.exp((i / 7) ** 1.4) for i in range(8)],  # too little to speak of
         [20.0] * 8,
         [20.0 - i for i in range(8)],  # it falls
         [20.0, 30.0] + [math.nan] * 6,
