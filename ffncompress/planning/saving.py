@@ -7,9 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ffncompress.pages.plan_page import render_plan
 from ffncompress.planning.figures import draw_frontier, draw_profile
 from ffncompress.records.plan import PLAN_FILE, Plan
-from ffncompress.records.plan_files import FIGURE_FILE, FRONTIER_FILE, MOMENTS_FILE, TENSOR_FILE
+from ffncompress.records.plan_files import FIGURE_FILE, FRONTIER_FILE, MOMENTS_FILE, PAGE_FILE, TENSOR_FILE
 from ffncompress.storage.manifest import Manifest, sha256_of
 from ffncompress.storage.outputs import staged_directory
 
@@ -41,6 +42,7 @@ def save_plan(
             save_file(dict(moments), stage / MOMENTS_FILE)
         plan = plan.model_copy(update={"replacements_sha256": sha256_of(stage / TENSOR_FILE)})
         (stage / PLAN_FILE).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (stage / PAGE_FILE).write_text(render_plan(plan), encoding="utf-8")
         draw_profile(plan, stage / FIGURE_FILE)
         if plan.frontier:
             draw_frontier(plan, stage / FRONTIER_FILE)
