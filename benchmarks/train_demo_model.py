@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from benchmark_stories import Streams, held_out_stories, load_tokenizer, unigram_perplexity
 from safetensors.torch import load_file
+from story_streams import Streams, held_out_stories, load_tokenizer, unigram_perplexity
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -30,7 +30,7 @@ PROMPTS = (
     "Once upon a time, in a big forest, there lived a bear.",
     "Ben wanted to build a tall tower with his blocks.",
     "It was raining outside, and Sue was sad because",
-    "Mom said, \"It is time for bed.\"",
+    'Mom said, "It is time for bed."',
     "A small bird sat in a tree. It wanted to",
     "Tim found a shiny red ball in the grass.",
     "Sam and Mia were best friends. One day they",

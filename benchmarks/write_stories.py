@@ -5,6 +5,7 @@
 TEACHER is a folder with stories15M (MIT; config.json, model.safetensors, tokenizer.json). OUT gets
 
     tokenizer.json, pieces.json            the student's 3,072 tokens, and which token of the teacher each one is
+    embedding.safetensors                  the teacher's vectors of these
     train-00000.safetensors, ...           128 rows of 256 tokens, and the teacher's twelve likeliest next tokens
     held-00000.safetensors, ...            the same from other seeds, never trained on
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -123,7 +125,7 @@ def choose_pieces(spec: dict, counts: torch.Tensor) -> tuple[dict[str, int], lis
     kept = teachers_bytes(vocabulary)
     merges: set[tuple[str, str]] = set()
     for piece in sorted(need, key=lambda piece: -need[piece]):
-        if not (piece.isascii() or piece.startswith("▁") and piece[1:].isascii()) or not ONE_WORD.fullmatch(piece):
+        if not piece.removeprefix("▁").isascii() or not ONE_WORD.fullmatch(piece):
             continue
         steps = derivation(piece, ranks)
         made = {byte_level(a + b): vocabulary[a + b] for a, b in steps}
@@ -143,7 +145,7 @@ def derivation(piece: str, ranks: dict[tuple[str, str], int]) -> list[tuple[str,
     """The merges that the teacher's tokenizer makes on the way to a piece."""
     parts, steps = list(piece), []
     while len(parts) > 1:
-        rank, at = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
+        rank, at = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(pairwise(parts)))
         if rank == len(ranks):
             break
         steps.append((parts[at], parts[at + 1]))
@@ -154,12 +156,15 @@ def derivation(piece: str, ranks: dict[tuple[str, str], int]) -> list[tuple[str,
 def write_tokenizer(folder: Path, teacher: Path, batches: int) -> None:
     """Choose the student's tokens and write them as a byte-level BPE."""
     spec = json.loads((teacher / "tokenizer.json").read_text())["model"]
-    pieces, merges = choose_pieces(spec, soft_counts(Teacher(teacher), batches))
+    writer = Teacher(teacher)
+    pieces, merges = choose_pieces(spec, soft_counts(writer, batches))
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END])
     tokenizer.save(str(folder / "tokenizer.json"))
+    rows = writer.embedding[torch.tensor(list(pieces.values()))]
+    save_file({"embedding": rows}, folder / "embedding.safetensors")
     (folder / "pieces.json").write_text(json.dumps(list(pieces.values())))
     print(f"{len(pieces)} tokens, {len(merges)} merges", flush=True)
 

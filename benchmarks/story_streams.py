@@ -1,5 +1,6 @@
 """The shards of write_stories.py as streams of tokens and targets to train on, and the held-out stories as text."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -142,7 +143,7 @@ def held_out_stories(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[l
     for file in sorted(folder.glob("held-*.safetensors")):
         for row in load_file(file)["ids"].tolist():
             ends = [at for at, token in enumerate(row) if token == END]
-            for begin, end in zip(ends, ends[1:], strict=False):
+            for begin, end in pairwise(ends):
                 word, after = words.first(row, begin + 1)
                 found.append([*word, *row[after:end]])
     return [story for story in found if len(story) >= 40]
