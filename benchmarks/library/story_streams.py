@@ -1,5 +1,7 @@
 """The shards of write_stories.py as streams of tokens and targets to train on, and the held-out stories as text."""
 
+import gzip
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -147,6 +149,12 @@ def held_out_stories(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[l
                 word, after = words.first(row, begin + 1)
                 found.append([*word, *row[after:end]])
     return [story for story in found if len(story) >= 40]
+
+
+def pack(stories: list[str], file: Path) -> None:
+    """Write stories as the package has them: one JSON object a line, compressed to the same bytes every time."""
+    lines = "".join(json.dumps({"text": story}) + "\n" for story in stories)
+    file.write_bytes(gzip.compress(lines.encode(), 9, mtime=0))
 
 
 def unigram_perplexity(train: Tensor, held_out: Tensor) -> float:
