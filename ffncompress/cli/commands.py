@@ -81,8 +81,8 @@ def plan(
     linear bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
-    or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,
-    chosen on and reported on is disjoint.
+    stories (the default for the embedded one), or python-docs (the default otherwise: the reference pages and
+    docstrings that Python ships). What is fitted on, chosen on and reported on is disjoint.
     """
     from ffncompress import api
     from ffncompress.cli import console, plan_tables

@@ -118,7 +118,8 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
     with step(run.progress, "reading text"):
         context = context_of(model, settings.context)
         reading_of = partial(better_reading, model, tokenizer, context=context, run=run, seed=settings.seed)
-        corpus = gather_text(settings, default_text(source.is_hub), tokenizer, context, reading_of)
+        default = default_text(on_hub=source.is_hub, embedded=source.is_embedded)
+        corpus = gather_text(settings, default, tokenizer, context, reading_of)
     check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
     return model, ffns, corpus, terms
