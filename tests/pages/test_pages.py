@@ -172,12 +172,14 @@ def test_they_lie_where_the_verbs_write(
 ) -> None:
     """In the manifest, and the plan's page in no checkpoint; the terminal says where."""
     monkeypatch.chdir(tmp_path)
-    words = ["--tokens", "1024", "--no-refit", "--frontier", "--keep-moments", "--budget", "-15%", "-o", "p"]
+    words = ["--data", "stories", "--tokens", "1024", "--no-refit", "--frontier", "--keep-moments", "--budget", "-15%", "-o", "p"]
     assert run(["plan", str(short_demo), *words]) == 0
     out = capsys.readouterr().out
     assert "To look at: p/plan.html" in out
     assert "Next: ffncompress apply p -o slim" in out
-    assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"), json.loads(Path("p/timings.json").read_text()))
+    timings = json.loads(Path("p/timings.json").read_text())
+    assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"), timings)
+    assert {"loading the model", "reading text"} < timings.keys()
     assert "plan.html" in Manifest.read("p").files
     api.compress("p", "slim")
     assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "500%"]) == 0
