@@ -135,7 +135,8 @@ def _heal_(
     dtype = model.dtype
     with step(progress, "reading text"):
         wanted = plan.settings.model_copy(update=_known_texts(plan, settings.data))
-        context, default = context_of(model, wanted.context), default_text(source.is_hub)
+        context = context_of(model, wanted.context)
+        default = default_text(on_hub=source.is_hub, embedded=source.is_embedded)
         corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")

@@ -59,6 +59,7 @@ cli.add_command(export)
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
+@click.option("--timings", is_flag=True, help="Print how long each stage took; plan.html has it too.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @trust_option
 @device_options
@@ -66,7 +67,7 @@ cli.add_command(export)
 @json_option
 def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
-    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
+    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], timings: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Score every FFN of MODEL and choose what becomes of it.
 
@@ -81,8 +82,8 @@ def plan(
     linear bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
-    or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,
-    chosen on and reported on is disjoint.
+    stories (the default for the embedded one), or python-docs (the default otherwise: the reference pages and
+    docstrings that Python ships). What is fitted on, chosen on and reported on is disjoint.
     """
     from ffncompress import api
     from ffncompress.cli import console, plan_tables
@@ -95,6 +96,8 @@ def plan(
         )  # fmt: skip
     to_stderr = json_file == "-"
     plan_tables.print_plan(made, to_stderr=to_stderr)
+    if timings:
+        plan_tables.print_timings(output, to_stderr=to_stderr)
     plan_tables.print_written(made, output, time.monotonic() - start, to_stderr=to_stderr)
     plan_tables.print_frontier(made, output, model=model, data=data, choose_data=choose_data, to_stderr=to_stderr)
     console.write_json(json_file, made.model_dump_json(indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from ffncompress.cli.console import bare_table, make_console, say
 from ffncompress.records.commands import point_words, share_to_ask
-from ffncompress.records.plan_files import PAGE_FILE
+from ffncompress.records.plan_files import PAGE_FILE, TIMINGS_FILE
 from ffncompress.records.task import MEASURES
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ def print_written(plan: Plan, folder: str, seconds: float, *, to_stderr: bool = 
     say(f"Plan: {folder}, in {_duration(seconds)}. To look at: {Path(folder) / PAGE_FILE}", to_stderr=to_stderr)
     if plan.replaced:
         say(f"Next: {shlex.join(['ffncompress', 'apply', folder, '-o', 'slim'])}", to_stderr=to_stderr)
+
+
+def print_timings(folder: str, *, to_stderr: bool = False) -> None:
+    """How long each stage of a plan that was just made took."""
+    table = bare_table("stage:text", "seconds", "share")
+    seconds: dict[str, float] = json.loads((Path(folder) / TIMINGS_FILE).read_text(encoding="utf-8"))
+    whole = sum(seconds.values())
+    for stage, taken in seconds.items():
+        table.add_row(stage, f"{taken:.1f}", f"{100 * taken / whole:.0f} %")
+    make_console(to_stderr).print(table)
 
 
 def print_frontier(

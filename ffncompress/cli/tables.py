@@ -134,9 +134,8 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
     if result.task != "embedding":  # which goes on with nothing
-        console.print(Text(f"prompt   {result.prompt!r}"))
-        console.print(Text(f"base     {result.continuation_base!r}"))
-        console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
+        console.print(Text(f"both go on from: {result.prompt}"))
+        console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))
     verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
     error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
     verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
@@ -145,6 +144,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
     if result.limit_warning:
         console.print(Text(result.limit_warning, style="yellow"))
+
+
+def _side_by_side(base: str, slimmed: str, width: int) -> Table:
+    """How two models go on, in two columns of running text."""
+    table = bare_table("base:text", "slimmed:text")
+    for column in table.columns:
+        column.no_wrap, column.width = False, (width - 2) // 2
+    table.add_row(" ".join(base.split()), " ".join(slimmed.split()))
+    return table
 
 
 def _in_room(name: str, room: int = 24) -> str:

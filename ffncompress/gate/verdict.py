@@ -41,7 +41,7 @@ from ffncompress.settings import EvalSettings, PlanSettings
 from ffncompress.storage.files import write_file
 from ffncompress.text.corpus import recorded_source
 from ffncompress.text.parts import HALVES, REPORT, SHARES, read_parts
-from ffncompress.text.sources import PYTHON_DOCS, Reading, Text, default_text, public_name, read
+from ffncompress.text.sources import OWN, Reading, Text, default_text, public_name, read
 from ffncompress.type_aliases import Model, Tokenizer
 
 
@@ -115,7 +115,7 @@ def compare_models(
     plan = read_plan(directory) if is_checkpoint(directory) else None
     run = Run(Workers(settings.device), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
-    names = [settings.data or default_text(sources[0].is_hub), *settings.also]
+    names = [settings.data or default_text(on_hub=sources[0].is_hub, embedded=sources[0].is_embedded), *settings.also]
     with step(progress, "loading both models and the text"):
         texts = [_gate_text(plan, name) if plan else _any_text(name, settings.data is None) for name in names]
         tokenizers = [load_tokenizer(source) for source in sources]
@@ -144,7 +144,7 @@ def _any_text(name: str, divided: bool) -> Text | None:
     """A text as it is; of one that nobody asked for, the part that plans leave alone."""
     if name == STOCK_TASK:
         return None
-    return read_parts(name)[REPORT] if divided and name == PYTHON_DOCS else read(name)
+    return read_parts(name)[REPORT] if divided and name in OWN else read(name)
 
 
 def _check_tokenizers(tokenizers: list[Tokenizer], texts: list[Text | None], name: str, base_name: str) -> None:
@@ -182,7 +182,7 @@ def _gate_text(plan: Plan, name: str | None) -> Text | None:
             continue  # too short to have been divided
         if any(part.sha256 in used for part in parts.values()):
             return parts[REPORT]
-        if recorded and name == PYTHON_DOCS:  # another Python's: its parts go by name, so they are the plan's
+        if recorded and name in OWN:  # another Python's: its parts go by name, so they are the plan's
             return parts[REPORT]
     if recorded:
         raise TextError(f"{public_name(name)}: no longer the text that the plan was made on; give one with --data")

@@ -156,3 +156,14 @@ const percentOfBase = (v) => (v === null ? null : (100 * v) / data.base);
   const timed = data.blocks.filter((b) => b.seconds);
   if (timed.length) host.append(make("p", {}, `The replacements take ${num(1000 * timed.reduce((sum, b) => sum + b.seconds, 0), 1)} ms for one batch, by the times that the plan was chosen by, measured on the machine that planned.`));
 })();
+
+(function timings() {
+  if (!data.timings.length) return;
+  const whole = data.timings.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const host = section("How long it took", "Seconds of each stage on the machine that planned, in the order of their beginning. What a killed run had finished before is not counted.", "timings");
+  sortable(host, [
+    { name: "stage", value: ([name]) => name, show: ([name]) => name, words: true },
+    { name: "seconds", value: ([, seconds]) => seconds, show: ([, seconds]) => num(seconds, 1) },
+    { name: "share", value: ([, seconds]) => seconds, show: ([, seconds]) => `${num((100 * seconds) / whole, 0)} %` },
+  ], data.timings);
+})();

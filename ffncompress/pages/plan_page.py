@@ -1,12 +1,12 @@
 """plan.html: what a plan makes of a model, as a picture; what it was chosen by; and what to do next.
 
-It is made from plan.json alone, and so says nothing that a run which was killed and went on would not say too: no clock
-time of the run is in it. The folder's name is not in it either; the page finds that where it lies.
+It is made from plan.json, and how long its stages took. The folder's name is not in it; the page finds that where it lies.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ffncompress.pages.page import Words, asset, render_page
 from ffncompress.records.commands import point_words, share_to_ask, short_name
@@ -17,8 +17,13 @@ from ffncompress.type_aliases import Json
 FOLDER = "{folder}"  # in a command: the folder that the page lies in
 
 
-def render_plan(plan: Plan) -> str:
-    """The whole page as HTML."""
+def render_plan(plan: Plan, timings: Mapping[str, float]) -> str:
+    """The whole page as HTML.
+
+    Args:
+        plan: the plan.
+        timings: seconds of each stage, of the run that finished it; none: they are not known.
+    """
     plan = plan.public()
     name = short_name(plan)
     words = Words(
@@ -27,7 +32,7 @@ def render_plan(plan: Plan) -> str:
         without_script="The pictures and tables of this page need JavaScript; plan.json beside it does not.",
         footer=f"Made by ffncompress {plan.ffncompress_version} from plan.json, which has every figure of this page.",
     )
-    return render_page(words, _shown(plan), asset("plan.js"))
+    return render_page(words, {**_shown(plan), "timings": list(timings.items())}, asset("plan.js"))
 
 
 def _heading(plan: Plan, name: str) -> str:

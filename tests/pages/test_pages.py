@@ -57,24 +57,24 @@ def data_of(page: str) -> dict:
 
 def test_what_is_kept_adds_up_to_the_plan() -> None:
     plan = Plan.load(OLD)
-    shown = data_of(render_plan(plan))
+    shown = data_of(render_plan(plan, {}))
     parts = [block["untouched"] + block["neurons"] + block["linear"] for block in shown["blocks"]]
     assert parts == [block.parameters_after for block in plan.blocks]
     assert [bool(block["untouched"]) for block in shown["blocks"]] == [not block.replace for block in plan.blocks]
     assert shown["before"] - shown["after"] == sum(b.parameters - b.parameters_after for b in plan.blocks)
     assert [check["chosen"] for check in shown["checks"]].count(True) == 1
-    assert "% smaller" in render_plan(plan)
+    assert "% smaller" in render_plan(plan, {})
 
 
 def test_the_bend_and_a_command_for_each_point() -> None:
-    points = data_of(render_plan(with_frontier(Plan.load(OLD))))["frontier"]
+    points = data_of(render_plan(with_frontier(Plan.load(OLD)), {}))["frontier"]
     assert [point["knee"] for point in points] == [False, False, False, True, False, False]
     assert points[0]["command"] == []
     assert points[3]["command"][:5] == ["ffncompress", "plan", "demo", "--at", "0.7"]
 
 
 @pytest.mark.parametrize(
-    "page", [render_plan(with_frontier(Plan.load(OLD))), render_gate(gate())], ids=["plan", "gate"]
+    "page", [render_plan(with_frontier(Plan.load(OLD)), {}), render_gate(gate())], ids=["plan", "gate"]
 )
 def test_they_ask_nothing_of_a_network(page: str) -> None:
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:)?//""", page)
@@ -84,7 +84,7 @@ def test_they_ask_nothing_of_a_network(page: str) -> None:
 def test_what_a_stranger_wrote_is_shown_and_not_obeyed() -> None:
     plan = Plan.load(OLD)
     nasty = plan.model_copy(update={"base": plan.base.model_copy(update={"name": NASTY}), "summary": NASTY})
-    for page in (render_plan(nasty), render_gate(gate(base_model=NASTY, prompt=NASTY, limit=NASTY))):
+    for page in (render_plan(nasty, {}), render_gate(gate(base_model=NASTY, prompt=NASTY, limit=NASTY))):
         assert "<script>alert" not in page
 
 
@@ -95,7 +95,7 @@ def test_no_folder_of_anybody_is_told_and_no_number_breaks_it() -> None:
     base = plan.base.model_copy(update={"name": "/home/ada/model", "is_hub": False})
     texts = [ref.model_copy(update={"source": "/home/ada/diary.txt"}) for ref in plan.fit_text]
     blocks = [plan.blocks[0].model_copy(update={"swap": swap}), *plan.blocks[1:]]
-    page = render_plan(plan.model_copy(update={"base": base, "fit_text": texts, "blocks": blocks}))
+    page = render_plan(plan.model_copy(update={"base": base, "fit_text": texts, "blocks": blocks}), {})
     assert "/ada" not in page
     assert data_of(page)["blocks"][0]["measured"] is None
     assert "/ada" not in render_gate(gate(main=text("/home/ada/diary.txt", 1.0, 2.0), base_model="/home/ada/model"))
@@ -107,7 +107,7 @@ def test_a_plan_in_a_browser(tmp_path: Path) -> None:
     """Bars, a frontier with its marks, another point chosen, and the folder's own name in the commands."""
     plan, folder = with_frontier(Plan.load(OLD)), tmp_path / "my plan"
     folder.mkdir()
-    (folder / "plan.html").write_text(render_plan(plan), encoding="utf-8")
+    (folder / "plan.html").write_text(render_plan(plan, {}), encoding="utf-8")
     dump, seen = opened(
         folder / "plan.html",
         tmp_path,
@@ -177,7 +177,7 @@ def test_they_lie_where_the_verbs_write(
     out = capsys.readouterr().out
     assert "To look at: p/plan.html" in out
     assert "Next: ffncompress apply p -o slim" in out
-    assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"))
+    assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"), json.loads(Path("p/timings.json").read_text()))
     assert "plan.html" in Manifest.read("p").files
     api.compress("p", "slim")
     assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "500%"]) == 0

@@ -36,7 +36,7 @@ from ffncompress.runtime.workers import Workers
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"tokens": 2048, "seq_len": 64, "data": ["python-docs"]}
+SMALL = {"tokens": 2048, "seq_len": 64, "data": ["stories"]}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def study(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pages.write_text(
         "".join(f"{i} is {'even' if i % 2 == 0 else 'odd'}, and {i} + 1 is {i + 1}.\n" for i in range(6000))
     )
-    texts = ["--data", "python-docs", "--data", str(pages), "--tokens", "8192"]
+    texts = ["--data", "stories", "--data", str(pages), "--tokens", "8192"]
     wishes = ["--probe", "--pitfall", "0", "--against-random", "--cross-feed"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pitfall, "STEPS", 200)
@@ -112,7 +112,7 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
     source = find_model(str(planted))
     model = load_model(source)
     reading = Study.load(study).trained[0].held_out_text.reading
-    corpus = gather_text(PlanSettings(tokens=8192), "python-docs", tokenizer, 128, lambda _: reading)
+    corpus = gather_text(PlanSettings(tokens=8192), "stories", tokenizer, 128, lambda _: reading)
     rows = []
     for windows in (corpus.fit, corpus.choose):
         ((_, [_, pair, _]),) = captured(model, find_blocks(model), windows, Run(Workers("cpu")))
@@ -178,7 +178,7 @@ def test_a_killed_run_goes_on(
     folder, model = tmp_path / "report", str(short_demo)
     with monkeypatch.context() as patch:
         patch.setattr(session_module, "swap_linear", killed)
-        words = ["--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]  # as in SMALL
+        words = ["--tokens", "2048", "--seq-len", "64", "--data", "stories"]  # as in SMALL
         assert run(["profile", model, "-o", str(folder), *words]) == 130
         assert "run it again to go on" in capsys.readouterr().err
     assert not folder.exists()
@@ -296,7 +296,7 @@ def test_verdicts(study: Path) -> None:
 
 def test_wishes_that_do_not_go_together(tiny_folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo, tiny = "demo", str(tiny_folder("llama"))
-    output = ["-o", str(tmp_path / "r"), "--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]
+    output = ["-o", str(tmp_path / "r"), "--tokens", "2048", "--seq-len", "64", "--data", "stories"]
     for words, told in (
         ([demo, tiny, "--cross-feed"], "one width"),
         ([demo, "--cross-feed"], "needs two models"),
