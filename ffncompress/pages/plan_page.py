@@ -39,10 +39,10 @@ def render_plan(plan: Plan, timings: Mapping[str, float]) -> str:
 def _heading(plan: Plan, name: str) -> str:
     if not plan.replaced:
         return f"{name}: nothing is safe to replace"
-    smaller = f"{name}: {100 * (1 - plan.ratios['whole_model']):.1f} % smaller"
+    smaller = f"{name}: {100 * (1 - plan.ratios['whole_model']):.1f}\u00a0% smaller"
     if (final := plan.final_check) is None or plan.doubt:
         return smaller
-    return f"{smaller}, {MEASURES[plan.base.task]} {100 * final.delta / final.base_perplexity:+.1f} %"
+    return f"{smaller}, {MEASURES[plan.base.task]} {100 * final.delta / final.base_perplexity:+.1f}\u00a0%"
 
 
 def _shown(plan: Plan) -> Json:
