@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ffncompress.cli.console import bare_table, make_console, say
+from ffncompress.cli.reports import points, verdict_of, with_error
 
 if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
@@ -206,6 +207,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         if result.task == "embedding":
             before, after = (1 - math.log(each.token) for each in (text.base, text.slimmed))
             table.add_row(*_change("  mean cosine with the base's", before, after, ",.4f"))
+        if alike := text.agreement:
+            error = "" if alike.kl_error is None else f" ±{alike.kl_error:.4f}"
+            table.add_row("  KL from the base, nats per token", "", f"{alike.kl:.4f}{error}")
+            table.add_row("  same top token", "", f"{100 * alike.same_top:.1f} %")
+    for task in result.tasks:
+        majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
+        table.add_row(f"{task.metric}, {_in_room(task.task)} ({task.examples:,} examples)")
+        before, after = with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error)
+        table.add_row(f"  right (majority {majority})", before, after, points(-task.drop, task.drop_error))
     sizes, speed = result.sizes, result.speed
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:
@@ -219,14 +229,17 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         console.print(Text(f"prompt   {result.prompt!r}"))
         console.print(Text(f"base     {result.continuation_base!r}"))
         console.print(Text(f"slimmed  {result.continuation_slimmed!r}"))
-    verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
-    error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
-    verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
-    verdict += f"({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
-    verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
-    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
-    if result.limit_warning:
-        console.print(Text(result.limit_warning, style="yellow"))
+    if change := result.baseline:
+        (before, after), moved = change.parameters, [f"{change.relative:+.2%} {MEASURES[result.task]}"]
+        moved += [f"{after - before:+,} parameters"]
+        moved += [f"{points(now - then, None)} points on {name}" for name, (then, now) in change.accuracies.items()]
+        console.print(Text(f"since the baseline: {', '.join(moved)}"))
+    for held, words in verdict_of(result):
+        passed = held not in result.failed
+        verdict = f"gate {'passed' if passed else 'FAILED'}: {words}"
+        console.print(Text(verdict, style="bold green" if passed else "bold red"))
+    for warning in filter(None, (result.limit_warning, result.drop_warning)):
+        console.print(Text(warning, style="yellow"))
 
 
 def _in_room(name: str, room: int = 24) -> str:
