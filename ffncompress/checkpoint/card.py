@@ -229,7 +229,8 @@ def _task_table(gate: GateResult) -> list[str]:
         majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
         rows.append(
             f"| {in_markdown(task.task)} ({in_markdown(task.metric)}) | {task.examples:,} | {majority} | "
-            f"{100 * task.base:.1f}{spread(task.base_error)} % | {100 * task.slimmed:.1f}{spread(task.slimmed_error)} % | "
+            f"{100 * task.base:.1f}{spread(task.base_error)} % | "
+            f"{100 * task.slimmed:.1f}{spread(task.slimmed_error)} % | "
             f"{-100 * task.drop:+.1f}{spread(task.drop_error)} |"
         )
     return rows

@@ -214,8 +214,8 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     for task in result.tasks:
         majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
         table.add_row(f"{task.metric}, {_in_room(task.task)} ({task.examples:,} examples)")
-        before, after = with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error)
-        table.add_row(f"  right (majority {majority})", before, after, points(-task.drop, task.drop_error))
+        right = (with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error))
+        table.add_row(f"  right (majority {majority})", *right, points(-task.drop, task.drop_error))
     sizes, speed = result.sizes, result.speed
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:

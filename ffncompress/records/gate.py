@@ -172,8 +172,11 @@ class GateResult(Record):
 
     @property
     def drop_warning(self) -> str:
-        """A sentence where chance alone could break the limit on accuracy, or hide that it is broken."""
-        error = self.mean_drop[1]
+        """A sentence where the limit on accuracy says little: the base knows no answers, or chance alone could break it."""
+        error, blind = self.mean_drop[1], [task for task in self.tasks if task.base <= (task.majority or 0)]
+        if self.max_drop is not None and blind:
+            names = ", ".join(task.task for task in blind)
+            return f"the base is no better on {names} than always the same answer, so there is nothing there to lose"
         if self.max_drop is None or (error is not None and 2 * error <= self.max_drop):
             return ""
         spread = "of one example has no error" if error is None else f"has an error of {error:.1f} points"
