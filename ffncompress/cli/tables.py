@@ -43,7 +43,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
     console = make_console(to_stderr)
     for profile in study.profiles:
         console.print(Text(f"{profile.name} ({profile.family}): {profile.provenance}", style="bold"))
-        console.print(Text(f"base perplexity {profile.base_perplexity:.2f}"))
+        console.print(Text(f"base {MEASURES[profile.task]} {profile.base_perplexity:.2f}"))
         console.print(_profile_table(profile, wide=console.width >= 96))
         if (found := profile.probe) is not None:
             words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
@@ -70,7 +70,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
 def _profile_table(profile: Profile, *, wide: bool) -> Table:
     extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
     swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
-    more = ["swap dPPL"] * swapped + ["probe"] * probed
+    more = ["swap dPPL" if profile.task == "causal" else "swap cost"] * swapped + ["probe"] * probed
     table = bare_table("block", "R2_lin (95 %)", "median", *extra, *more, "regime:text")
     for block in profile.blocks:
         scores = block.scores
