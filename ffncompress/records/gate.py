@@ -6,9 +6,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from ffncompress.notebooks import frame_of
+from ffncompress.records.showing import gate_html, gate_rows
 from ffncompress.records.task import Task
 from ffncompress.schema import Count, Record
 from ffncompress.text.sources import Reading
+from ffncompress.type_aliases import Frame
 
 
 def _above_zero(perplexity: float) -> float:
@@ -97,3 +100,10 @@ class GateResult(Record):
     continuation_slimmed: str
     task: Task = "causal"  # of the models, and so what the figures are
     limit_warning: str = ""  # where the limit is too wide to say much
+
+    def to_frame(self) -> Frame:
+        """One row for each measure of both models, as a pandas DataFrame."""
+        return frame_of(gate_rows(self))
+
+    def _repr_html_(self) -> str:
+        return gate_html(self)
