@@ -1,4 +1,4 @@
-"""What a notebook shows: tables that escape whatever a stranger wrote, frames, and the quickstart from top to bottom."""
+"""What a notebook shows: tables that escape whatever a stranger wrote, frames, the quickstart from top to bottom."""
 
 from __future__ import annotations
 
