@@ -50,6 +50,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links into the site, and fill in the tables of schemas."""
     here = page.file.src_uri
     origin = here.removeprefix(f"{BROUGHT}/") if here.startswith(f"{BROUGHT}/") else f"docs/{here}"
+    origin = f"docs/{NOTEBOOK.name}" if here == NOTEBOOK_PAGE else origin
 
     def moved(link: re.Match[str]) -> str:
         before, target, after = link.groups()
@@ -98,7 +99,7 @@ def _notebook_page() -> str:
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-    parts.insert(1, "This page is a notebook: [quickstart.ipynb](../quickstart.ipynb).")
+    parts.insert(1, "This page is a notebook: [quickstart.ipynb](quickstart.ipynb).")
     return "\n\n".join(parts)
 
 
