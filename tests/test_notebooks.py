@@ -16,6 +16,7 @@ from ffncompress.records.gate import GateResult
 from ffncompress.records.plan import Plan
 
 OLD_PLAN = Path(__file__).parent / "data" / "plan-of-0.4"
+QUICKSTART = Path(__file__).parents[1] / "docs" / "quickstart.ipynb"
 EVIL = "\x1b]0;owned\x07\u202e</table><script>alert(1)</script><img src=x onerror=alert(1)> \"' {{7*7}} &lt;"
 
 
@@ -151,3 +152,19 @@ def exemplary_study() -> Study:
     block = profile.blocks[0].model_copy(update={"regime": "nonlinear"})
     changed = profile.model_copy(update={"model": EVIL, "family": EVIL, "text": EVIL, "blocks": [block]})
     return study.model_copy(update={"profiles": [changed], "learned": [EVIL]})
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs(tmp_path: Path) -> None:
+    """Every cell, in a kernel of its own, in an empty folder; what it shows are our own tables."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(QUICKSTART, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # stripped: figures belong to a run
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    pages = ["".join(output["data"].get("text/html", "")) for output in outputs if "data" in output]
+    for heading in ("Plan: demo", "Gate ", "Profile: demo"):
+        assert any(heading in page for page in pages), heading
+    assert (tmp_path / "report" / "report.html").is_file()

@@ -3,7 +3,7 @@
 - `$...$` and `$$...$$` become MathML here, so a reader's browser fetches no library for them.
 - A link that leaves docs/ (to CONTRIBUTING.md, benchmarks/LOG.md, a recipe) works in a clone and on a code host; the
   site brings the file in under project/ and points the link there.
-- `<!-- schema: plan -->` becomes a table of that schema's fields, and quickstart.ipynb a page.
+- `<!-- schema: plan -->` becomes a table of that schema's fields, and quickstart.ipynb a page, to which links to it lead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = _resolved(origin, target)
         if path is None:
             return link[0]
-        path = path.removeprefix("docs/") if path.startswith("docs/") else _place(path)
+        is_notebook = path == f"docs/{NOTEBOOK.name}" and here != NOTEBOOK_PAGE  # which alone offers the file itself
+        path = NOTEBOOK_PAGE if is_notebook else _place(path)
         return f"{before}{posixpath.relpath(path, posixpath.dirname(here) or '.')}{after}"
 
     parts = _CODE.split(markdown)  # code at the odd places, which is left alone
@@ -90,6 +91,9 @@ def _resolved(page: str, target: str) -> str | None:
 
 
 def _place(path: str) -> str:
+    """Where a file of the repository lies in the site."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
     return "index.md" if path == "README.md" else f"{BROUGHT}/{path}"
 
 

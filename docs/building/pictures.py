@@ -1,6 +1,6 @@
 """Pictures of the docs that are drawn from the log of measurements.
 
-    python docs/building/pictures.py     writes docs/pictures/r2-against-cost.svg and frontier.svg
+python docs/building/pictures.py     writes docs/pictures/r2-against-cost.svg and frontier.svg
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def frontier() -> plt.Figure:
         values = [float(cell.split("/")[0].strip(" *")) for cell in row[1].split("|")]
         axes.plot(sizes, values, "o-", color=colour, label=name, lw=2.5 if name == "ours" else 1.2)
     axes.axhline(36.0, color="black", lw=0.8, ls=":")
-    axes.annotate("the original, 134.5 M: 36.00", (94.7, 36.0), (0, 4), textcoords="offset points", fontsize=9, ha="right")
+    axes.annotate(
+        "the original, 134.5 M: 36.00", (94.7, 36.0), (0, 4), textcoords="offset points", fontsize=9, ha="right"
+    )
     axes.set(yscale="log", ylim=(33, 700), xlabel="million parameters", ylabel="perplexity")
     axes.set_yticks([40, 60, 100, 200, 400], ["40", "60", "100", "200", "400"])
     axes.minorticks_off()

@@ -85,7 +85,9 @@ def _comments(kind: type | None) -> dict[str, str]:
     if kind is None:
         return {}
     sources = [inspect.getsource(base) for base in reversed(kind.__mro__) if base.__module__.startswith("ffncompress")]
-    return {name: words for source in sources for name, words in _COMMENT.findall(source) if "type: ignore" not in words}
+    return {
+        name: words for source in sources for name, words in _COMMENT.findall(source) if "type: ignore" not in words
+    }
 
 
 def main() -> None:
