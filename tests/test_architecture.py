@@ -22,6 +22,7 @@ GROUND = {
     "errors",
     "sanitize",
     "schema",
+    "notebooks",
     "type_aliases",
     "budgets",
     "settings",

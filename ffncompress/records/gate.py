@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from ffncompress.notebooks import frame_of
+from ffncompress.records.showing import gate_html, gate_rows
 from ffncompress.records.task import Task
 from ffncompress.schema import Count, Positive, Record
 from ffncompress.text.sources import Reading
+from ffncompress.type_aliases import Frame
 
 
 def _above_zero(perplexity: float) -> float:
@@ -181,3 +184,10 @@ class GateResult(Record):
             return ""
         spread = "of one example has no error" if error is None else f"has an error of {error:.1f} points"
         return f"the drop of accuracy {spread}, so a limit of {self.max_drop:g} says little; take more examples"
+
+    def to_frame(self) -> Frame:
+        """One row for each measure of both models, as a pandas DataFrame."""
+        return frame_of(gate_rows(self))
+
+    def _repr_html_(self) -> str:
+        return gate_html(self)
