@@ -78,9 +78,7 @@ def plan_into(
                 placing(manifest)
                 note(manifest)
 
-            made = save_plan(
-                made, output, tensors, moments, timings=timed.seconds, overwrite=overwrite, placing=both
-            )
+            made = save_plan(made, output, tensors, moments, timings=timed.seconds, overwrite=overwrite, placing=both)
     made = workers.from_main(made)
     workers.wait()
     return made

@@ -1,6 +1,7 @@
 """plan.html: what a plan makes of a model, as a picture; what it was chosen by; and what to do next.
 
-It is made from plan.json, and how long its stages took. The folder's name is not in it; the page finds that where it lies.
+It is made from plan.json, and how long its stages took. The folder's name is not in it: the page finds that where it
+lies.
 """
 
 from __future__ import annotations

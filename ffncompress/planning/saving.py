@@ -11,7 +11,14 @@ from torch import Tensor
 from ffncompress.pages.plan_page import render_plan
 from ffncompress.planning.figures import draw_frontier, draw_profile
 from ffncompress.records.plan import PLAN_FILE, Plan
-from ffncompress.records.plan_files import FIGURE_FILE, FRONTIER_FILE, MOMENTS_FILE, PAGE_FILE, TENSOR_FILE, TIMINGS_FILE
+from ffncompress.records.plan_files import (
+    FIGURE_FILE,
+    FRONTIER_FILE,
+    MOMENTS_FILE,
+    PAGE_FILE,
+    TENSOR_FILE,
+    TIMINGS_FILE,
+)
 from ffncompress.storage.manifest import Manifest, sha256_of
 from ffncompress.storage.outputs import staged_directory
 

@@ -177,7 +177,8 @@ def test_they_lie_where_the_verbs_write(
     out = capsys.readouterr().out
     assert "To look at: p/plan.html" in out
     assert "Next: ffncompress apply p -o slim" in out
-    assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"), json.loads(Path("p/timings.json").read_text()))
+    timings = json.loads(Path("p/timings.json").read_text())
+    assert Path("p/plan.html").read_text() == render_plan(Plan.load("p"), timings)
     assert "plan.html" in Manifest.read("p").files
     api.compress("p", "slim")
     assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "500%"]) == 0
