@@ -61,7 +61,7 @@ def test_a_missing_recipe(tmp_path: Path) -> None:
     [
         ("plan", PlanSettings, {"model", "revision", "trust_remote_code", "output", "overwrite", "json_file"}),
         ("apply", ApplySettings, {"plan_folder", "model", "output", "overwrite", "trust_remote_code"}),
-        ("eval", EvalSettings, {"folder", "model", "base", "json_file", "junit", "trust_remote_code"}),
+        ("eval", EvalSettings, {"folder", "model", "base", "json_file", "junit", "summary", "trust_remote_code"}),
         ("push", PushSettings, {"folder"}),
     ],
 )

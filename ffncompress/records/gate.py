@@ -172,7 +172,7 @@ class GateResult(Record):
 
     @property
     def drop_warning(self) -> str:
-        """A sentence where the limit on accuracy says little: the base knows no answers, or chance alone could break it."""
+        """A sentence where the limit on accuracy says little: no answers to lose, or chance alone could break it."""
         error, blind = self.mean_drop[1], [task for task in self.tasks if task.base <= (task.majority or 0)]
         if self.max_drop is not None and blind:
             names = ", ".join(task.task for task in blind)
