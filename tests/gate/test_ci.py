@@ -65,10 +65,11 @@ def test_the_shell_lines_run(demo_slim: Path, tmp_path: Path) -> None:
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ffncompress "$@"\n')
     shim.chmod(0o755)
     script = next(script for script in scripts("action.yml") if "ffncompress eval" in script)
+    slim = shutil.copytree(demo_slim, tmp_path / "slim")
     summary = tmp_path / "summary.md"
     summary.write_text("# before\n")
     env = {
-        **os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}", "MODEL": str(shutil.copytree(demo_slim, tmp_path / "slim")), "TOKENS": "600",
+        **os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}", "MODEL": str(slim), "TOKENS": "600",
         "DATA": "", "TASKS": "", "MAX_DROP": "", "BASELINE": "", "GITHUB_STEP_SUMMARY": str(summary),
     }  # fmt: skip
 
