@@ -15,6 +15,7 @@ from library.small_models import small_model
 from transformers.quantizers import auto
 
 from ffncompress import api, load
+from ffncompress.errors import ModelError
 from ffncompress.modeling_ffncompress import METHOD
 from ffncompress.models.families import ROWS
 from ffncompress.records.task import AUTO_CLASSES
@@ -99,6 +100,8 @@ def test_an_encoder_goes_all_the_way(task: str, folder: Path, text: Path) -> Non
     assert plan.base.task == task
     result = api.evaluate(slim, tokens=512, repeats=1, max_delta="500%")
     assert result.task == task
+    with pytest.raises(ModelError, match="tasks are for models that go on with a text"):
+        api.evaluate(slim, tokens=512, repeats=1, tasks=["arc_easy"])
     if task == "embedding":
         assert result.main.base.token == 1.0  # the original lies where it lies
         assert 1.0 < result.main.slimmed.token < 1.5

@@ -40,7 +40,7 @@ from ffncompress.cli.running import write_verdict
 @summary_option
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
-    tasks: str | None, json_file: str | None, junit: str | None, summary: str | None, **settings: Any,
+    tasks: tuple[str, ...], json_file: str | None, junit: str | None, summary: str | None, **settings: Any,
 ) -> int:  # fmt: skip
     """Perplexity of OUT and of its base, how alike they predict, their accuracy on tasks, and a verdict.
 
@@ -65,7 +65,7 @@ def evaluate(
     with console.progress_bars() as progress:
         result = api.evaluate(
             folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
-            tasks=[name.strip() for name in tasks.split(",")] if tasks else [], **settings,
+            tasks=[name.strip() for each in tasks for name in each.split(",")], **settings,
         )  # fmt: skip
     to_stderr = json_file == "-"
     tables.print_gate(result, to_stderr=to_stderr)

@@ -67,7 +67,9 @@ summary_option = click.option(
     help="Append the result as Markdown: $GITHUB_STEP_SUMMARY, a comment.",
 )
 task_options = options(
-    click.option("--tasks", metavar="LIST", help="Accuracy too: arc_easy,hellaswag,... of lm-eval, or my.yaml."),
+    click.option(
+        "--tasks", multiple=True, metavar="LIST", help="Accuracy too: arc_easy,hellaswag,... of lm-eval, or my.yaml."
+    ),
     click.option("--limit", type=int, metavar="N", help="Examples of each task.  [default: all]"),
     click.option("--max-drop", type=float, metavar="POINTS", help="Accuracy may fall by so many points, on average."),
 )
