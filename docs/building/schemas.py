@@ -72,10 +72,9 @@ def _kinds(kind: type[BaseModel]) -> dict[str, type]:
     waiting: list[Any] = [kind]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, type) and each.__name__ not in found:
-            if issubclass(each, BaseModel):
-                found[each.__name__] = each
-                waiting += [field.annotation for field in each.model_fields.values()]
+        if isinstance(each, type) and each.__name__ not in found and issubclass(each, BaseModel):
+            found[each.__name__] = each
+            waiting += [field.annotation for field in each.model_fields.values()]
         waiting += getattr(each, "__args__", ())
     return found
 
