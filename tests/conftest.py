@@ -75,13 +75,13 @@ def tokenizer(demo_source):
 
 @pytest.fixture
 def demo_model(demo_source):
-    return load_model(demo_source)
+    return load_model(demo_source, dtype="float32")  # it is stored in bfloat16
 
 
 @pytest.fixture(scope="session")
 def short_demo(tmp_path_factory: pytest.TempPathFactory, demo_source, tokenizer) -> Path:
     """Three of the embedded model's seven layers: it still reads its text, and is planned in half the time."""
-    model, folder = load_model(demo_source), tmp_path_factory.mktemp("short") / "short-demo"
+    model, folder = load_model(demo_source, dtype="float32"), tmp_path_factory.mktemp("short") / "short-demo"
     model.transformer.h = torch.nn.ModuleList(model.transformer.h[i] for i in (0, 3, 6))
     model.config.n_layer = 3
     model.save_pretrained(folder)

@@ -44,7 +44,7 @@ def test_weights_that_are_no_numbers(tmp_path: Path, demo_source, value: float) 
 
 def test_a_silent_ffn_is_planned_like_any_other(tmp_path: Path, short_demo: Path) -> None:
     folder = model_with(tmp_path, short_demo, "h.2.mlp.c_proj", 0.0)
-    made = api.plan(str(folder), tmp_path / "p", tokens=2048, blocks="2", budget="8x")
+    made = api.plan(str(folder), tmp_path / "p", data=["stories"], tokens=2048, blocks="2", budget="8x")
     slim = load(api.compress(tmp_path / "p", tmp_path / "s"))
     assert made.replaced[0].index == 2
     assert slim(torch.arange(8)[None]).logits.isfinite().all()

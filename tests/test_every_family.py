@@ -42,7 +42,7 @@ def folder(request: pytest.FixtureRequest, tokenizer, tmp_path: Path) -> Path:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One document, so that nobody has to find out how a model reads several."""
     file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(read("python-docs").joined[:200_000])
+    file.write_text(read("stories").joined[:200_000])
     return file
 
 

@@ -78,7 +78,7 @@ def test_push_then_load_from_the_hub(pushed, hub: LoopbackHub, gated_slim: Path,
     assert 0 < int(loaded.stdout.split()[0]) < 2 * 128 * 512 / 8 + 1000  # at most an eighth of the FFN, and biases
 
     # what was pushed is not the base that the plan was made for, and is not taken for it
-    other = child("eval", gated_slim, "--model", "someone/slim", "--data", "python-docs")
+    other = child("eval", gated_slim, "--model", "someone/slim", "--data", "stories")
     assert other.returncode == 2
     assert "not the weights, config and tokenizer that the plan was made for" in other.stderr
 
@@ -107,7 +107,7 @@ def test_a_hub_model_is_planned_by_its_id(tiny_folder, hub: LoopbackHub, home: P
     folder = tiny_folder("llama")
     hub.repos["someone/tiny"] = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     hub.repos["someone/tiny"]["pytorch_model.bin"] = b"a pickle"
-    options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "0", "--data", "python-docs"]
+    options = ["--tokens", "2048", "--seq-len", "64", "--blocks", "0", "--data", "stories"]
     plan, out = tmp_path / "plan", tmp_path / "slim"
     done = child("plan", "someone/tiny", *options, "-o", plan)
     assert done.returncode == 0, done.stderr

@@ -272,7 +272,7 @@ def test_a_received_plan_opens_nobodys_files(slim: Path, tmp_path: Path) -> None
 
 def test_a_text_that_changed_is_no_longer_the_plans(short_demo: Path, tmp_path: Path) -> None:
     source = tmp_path / "mine.txt"
-    source.write_text("\n\n".join(read("python-docs").documents[:150]))
+    source.write_text("\n\n".join(read("stories").documents[:150]))
     api.plan(str(short_demo), tmp_path / "plan", data=[str(source)], tokens=1024, blocks="1", refit=False)
     slim = api.compress(tmp_path / "plan", tmp_path / "slim")
     assert api.evaluate(slim, tokens=600, repeats=1, max_delta="500%").main.text == "mine.txt"
@@ -294,8 +294,8 @@ def test_the_notebook_takes_fingerprints_only(tmp_path: Path) -> None:
 def test_nothing_that_is_uploaded_holds_a_path(short_demo: Path, tmp_path: Path) -> None:
     mine = tmp_path / "home" / "ada" / "zwieback"
     shutil.copytree(short_demo, mine / "model")
-    (mine / "diary.txt").write_text("\n\n".join(read("python-docs").documents[:150]))
-    (mine / "other.txt").write_text("\n\n".join(read("python-docs").documents[200:220]))
+    (mine / "diary.txt").write_text("\n\n".join(read("stories").documents[:150]))
+    (mine / "other.txt").write_text("\n\n".join(read("stories").documents[200:220]))
     recipe = mine / "r.yaml"
     recipe.write_text(
         f"model: {mine / 'model'}\noutput: {mine / 'slim'}\n"
@@ -383,7 +383,7 @@ def test_nothing_shown_is_obeyed(plan: Path, slim: Path, capsys: pytest.CaptureF
     edit(slim / "ffncompress" / "plan.json", lambda p: p["base"].update(name=evil))
     (slim / "ffncompress" / "recipe.yaml").unlink(missing_ok=True)
     Manifest.write(slim, "checkpoint")
-    api.evaluate(slim, tokens=600, repeats=1, max_delta="500%", model="demo", data="python-docs")
+    api.evaluate(slim, tokens=600, repeats=1, max_delta="500%", model="demo", data="stories")
     body = (slim / "README.md").read_text().split("---", 2)[2]
     assert "<script>" not in body
     assert "](http" not in body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ cli.add_command(export)
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
+@click.option("--timings", is_flag=True, help="Print how long each stage took; plan.html has it too.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @trust_option
 @device_options
@@ -65,7 +67,7 @@ cli.add_command(export)
 @json_option
 def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
-    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
+    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], timings: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Score every FFN of MODEL and choose what becomes of it.
 
@@ -80,21 +82,24 @@ def plan(
     linear bypass costs when it is folded into neurons there. --kinds linear --budget 8x is the paper's own method.
 
     TEXT is a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, wikitext (the default for a Hub model),
-    or python-docs (the default otherwise: the reference pages and docstrings that Python ships). What is fitted on,
-    chosen on and reported on is disjoint.
+    stories (the default for the embedded one), or python-docs (the default otherwise: the reference pages and
+    docstrings that Python ships). What is fitted on, chosen on and reported on is disjoint.
     """
     from ffncompress import api
-    from ffncompress.cli import console, tables
+    from ffncompress.cli import console, plan_tables
 
-    output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
+    output, start = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output, time.monotonic()
     with resumable(output), console.progress_bars() as progress:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
             progress=progress, data=list(data), choose_data=list(choose_data), **settings,
         )  # fmt: skip
-    tables.print_plan(made, to_stderr=json_file == "-")
-    next_step = f"   Next: ffncompress apply {output} -o FOLDER" if made.replaced else ""
-    console.say(f"Plan: {output}{next_step}", to_stderr=json_file == "-")
+    to_stderr = json_file == "-"
+    plan_tables.print_plan(made, to_stderr=to_stderr)
+    if timings:
+        plan_tables.print_timings(output, to_stderr=to_stderr)
+    plan_tables.print_written(made, output, time.monotonic() - start, to_stderr=to_stderr)
+    plan_tables.print_frontier(made, output, model=model, data=data, choose_data=choose_data, to_stderr=to_stderr)
     console.write_json(json_file, made.model_dump_json(indent=1))
 
 
@@ -212,6 +217,7 @@ def evaluate(
     TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
     """
     from ffncompress import api
+    from ffncompress.checkpoint.origin import GATE_PAGE, META
     from ffncompress.cli import console, tables
 
     with console.progress_bars() as progress:
@@ -219,7 +225,10 @@ def evaluate(
             folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
             **settings,
         )  # fmt: skip
-    tables.print_gate(result, to_stderr=json_file == "-")
+    to_stderr = json_file == "-"
+    tables.print_gate(result, to_stderr=to_stderr)
+    if base is None:
+        console.say(f"To look at: {Path(folder) / META / GATE_PAGE}", to_stderr=to_stderr)
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
         console.write_junit(junit, result)
@@ -297,7 +306,7 @@ def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str 
 def show(folder: str, json_file: str | None) -> None:
     """What a plan, a slimmed model or a report is, and why."""
     from ffncompress.checkpoint import origin
-    from ffncompress.cli import console, tables
+    from ffncompress.cli import console, plan_tables, tables
     from ffncompress.profiling.records import STUDY_FILE, Study
     from ffncompress.records.plan import Plan
 
@@ -312,7 +321,8 @@ def show(folder: str, json_file: str | None) -> None:
         origin.verify_files(folder)
     made = origin.read_plan(folder) if is_checkpoint else Plan.load(folder)
     if json_file != "-":
-        tables.print_plan(made, reasons=True)
+        plan_tables.print_plan(made, reasons=True)
+        plan_tables.print_frontier(made, None if is_checkpoint else folder)
         if is_checkpoint:
             tables.print_checkpoint(folder)
     console.write_json(json_file, made.model_dump_json(indent=1))

@@ -13,6 +13,7 @@ def run_recipe(
 ) -> int:  # fmt: skip
     """Run a recipe, print what each stage made, write what was asked for; returns the exit code."""
     from ffncompress import api
+    from ffncompress.checkpoint.origin import GATE_PAGE, META
     from ffncompress.cli import console, tables
     from ffncompress.recipe import Recipe
 
@@ -23,6 +24,8 @@ def run_recipe(
             recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
             report=lambda made: tables.print_stage(made, to_stderr=to_stderr),
         )  # fmt: skip
+    page = Path(target) / META / GATE_PAGE
+    console.say(f"To look at: {page}", to_stderr=to_stderr)
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
         console.write_junit(junit, result)

@@ -38,7 +38,7 @@ from ffncompress.text.sources import Reading, Text, public_name
 from ffncompress.text.windows import Windows, document_windows
 from ffncompress.type_aliases import Model, Tokenizer
 
-NEW_TOKENS = 24
+NEW_TOKENS = 48
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,22 @@ from pathlib import Path
 from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.checkpoint.card import write_card
 from ffncompress.checkpoint.loading import load
-from ffncompress.checkpoint.origin import GATE_FILE, META, is_checkpoint, read_origin, read_plan, verify_files
+from ffncompress.checkpoint.origin import (
+    GATE_FILE,
+    GATE_PAGE,
+    META,
+    is_checkpoint,
+    read_origin,
+    read_plan,
+    verify_files,
+)
 from ffncompress.checkpoint.plugin import register
 from ffncompress.errors import FfncompressError, ModelError, TextError
 from ffncompress.gate.measuring import Pair, judge
 from ffncompress.gate.perplexity import STOCK_TASK
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.models.base import find_base
+from ffncompress.pages.gate_page import render_gate
 from ffncompress.passes.proof import prove
 from ffncompress.passes.reading import better_reading
 from ffncompress.records.gate import GateResult, Sizes
@@ -32,7 +41,7 @@ from ffncompress.settings import EvalSettings, PlanSettings
 from ffncompress.storage.files import write_file
 from ffncompress.text.corpus import recorded_source
 from ffncompress.text.parts import HALVES, REPORT, SHARES, read_parts
-from ffncompress.text.sources import PYTHON_DOCS, Reading, Text, default_text, public_name, read
+from ffncompress.text.sources import OWN, Reading, Text, default_text, public_name, read
 from ffncompress.type_aliases import Model, Tokenizer
 
 
@@ -73,7 +82,12 @@ def run_gate(
         reading_of=lambda text: _reading(plan, text, base, tokenizer, context, run), short=plan.settings.seq_len,
     )  # fmt: skip
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
-    written = [f"{META}/{GATE_FILE}", *write_card(directory, plan, origin, result, manifest=manifest)]
+    write_file(directory / META / GATE_PAGE, render_gate(result))
+    written = [
+        f"{META}/{GATE_FILE}",
+        f"{META}/{GATE_PAGE}",
+        *write_card(directory, plan, origin, result, manifest=manifest),
+    ]
     if manifest is not None:
         manifest.record(directory, written)
     return result
@@ -101,7 +115,7 @@ def compare_models(
     plan = read_plan(directory) if is_checkpoint(directory) else None
     run = Run(Workers(settings.device), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
-    names = [settings.data or default_text(sources[0].is_hub), *settings.also]
+    names = [settings.data or default_text(on_hub=sources[0].is_hub, embedded=sources[0].is_embedded), *settings.also]
     with step(progress, "loading both models and the text"):
         texts = [_gate_text(plan, name) if plan else _any_text(name, settings.data is None) for name in names]
         tokenizers = [load_tokenizer(source) for source in sources]
@@ -130,7 +144,7 @@ def _any_text(name: str, divided: bool) -> Text | None:
     """A text as it is; of one that nobody asked for, the part that plans leave alone."""
     if name == STOCK_TASK:
         return None
-    return read_parts(name)[REPORT] if divided and name == PYTHON_DOCS else read(name)
+    return read_parts(name)[REPORT] if divided and name in OWN else read(name)
 
 
 def _check_tokenizers(tokenizers: list[Tokenizer], texts: list[Text | None], name: str, base_name: str) -> None:
@@ -168,7 +182,7 @@ def _gate_text(plan: Plan, name: str | None) -> Text | None:
             continue  # too short to have been divided
         if any(part.sha256 in used for part in parts.values()):
             return parts[REPORT]
-        if recorded and name == PYTHON_DOCS:  # another Python's: its parts go by name, so they are the plan's
+        if recorded and name in OWN:  # another Python's: its parts go by name, so they are the plan's
             return parts[REPORT]
     if recorded:
         raise TextError(f"{public_name(name)}: no longer the text that the plan was made on; give one with --data")

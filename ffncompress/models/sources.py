@@ -34,9 +34,14 @@ class ModelSource:
     @property
     def label(self) -> str:
         """What it is called in files that leave this machine: never a path."""
-        if self.is_hub or self.name == EMBEDDED:
+        if self.is_hub or self.is_embedded:
             return self.name
         return self.gguf_file or self.directory.resolve().name
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the model that ships inside the package."""
+        return self.name == EMBEDDED
 
     @property
     def place(self) -> Path:

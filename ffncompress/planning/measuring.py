@@ -104,7 +104,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
 
 def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, Ffns, Corpus, Terms]:
     """The model, its blocks, and its text in windows; whatever cannot serve is said before anything is measured."""
-    with step(run.progress, f"loading {source.name}"):
+    with step(run.progress, "loading the model"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
         model, tokenizer = load_model(source, dtype=dtype, device_map=device_map), load_tokenizer(source)
     ffns = find_ffns(model)
@@ -118,7 +118,8 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
     with step(run.progress, "reading text"):
         context = context_of(model, settings.context)
         reading_of = partial(better_reading, model, tokenizer, context=context, run=run, seed=settings.seed)
-        corpus = gather_text(settings, default_text(source.is_hub), tokenizer, context, reading_of)
+        default = default_text(on_hub=source.is_hub, embedded=source.is_embedded)
+        corpus = gather_text(settings, default, tokenizer, context, reading_of)
     check_ids(model, Windows.cat([corpus.fit, corpus.refit, corpus.verify]))
     check_enough_rows(blocks, corpus.fit.numel())
     return model, ffns, corpus, terms

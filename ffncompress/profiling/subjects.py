@@ -93,7 +93,7 @@ class Subject:
     @property
     def texts(self) -> list[str]:
         """What it is profiled on; what a model is compared with sees the first text only."""
-        texts = self.settings.data or [default_text(self.source.is_hub)]
+        texts = self.settings.data or [default_text(on_hub=self.source.is_hub, embedded=self.source.is_embedded)]
         return texts[:1] if self.variant else texts
 
     def corpus(self, text: str) -> Corpus:

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.errors import PlanError
 from ffncompress.notebooks import frame_of
+from ffncompress.records.knee import knee_of
 from ffncompress.records.migrations import read_migrated
 from ffncompress.records.showing import plan_html, plan_rows
 from ffncompress.records.task import Task
@@ -269,6 +270,13 @@ class Plan(Record):
         chosen = [b.index for b in self.replaced]
         same = (c for c in reversed(self.joint_checks) if c.blocks == chosen and c.parameters == self.parameters_after)
         return next(same, None)
+
+    @property
+    def knee(self) -> FrontierPoint | None:
+        """The point of the frontier where it bends."""
+        points = self.frontier
+        place = knee_of([p.parameters for p in points], [p.expected_perplexity for p in points])
+        return None if place is None else points[place]
 
     def public(self) -> Plan:
         """The plan as it may leave this machine: plans before 0.4 named models and texts by their paths."""

@@ -1,7 +1,7 @@
 """A source divided into parts that share no document: fit on one, choose on another, report on a third.
 
-A file is divided in its own order, because neighbouring text is alike and a shuffled split would leak; python-docs by a
-hash of each document's name, so that another CPython puts the same document in the same part.
+A file is divided in its own order, because neighbouring text is alike and a shuffled split would leak; python-docs and
+stories by a hash of each document's name, so that another CPython puts the same document in the same part.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ffncompress.errors import TextError
-from ffncompress.text.python_docs import python_docs
-from ffncompress.text.sources import CHUNK, PYTHON_DOCS, Text, read
+from ffncompress.text.sources import CHUNK, OWN, Text, read
 
 FIT, CHOOSE, REPORT = "fit", "choose", "report"
 SHARES = {FIT: 0.6, CHOOSE: 0.2, REPORT: 0.2}
@@ -27,8 +26,8 @@ def read_parts(source: str, shares: dict[str, float] | None = None) -> dict[str,
     recur.
     """
     shares = shares or SHARES
-    by_name = source == PYTHON_DOCS
-    parts = _by_name_hash(python_docs(), shares) if by_name else _in_order(read(source).documents, shares)
+    own = OWN.get(source)
+    parts = _by_name_hash(own(), shares) if own else _in_order(read(source).documents, shares)
     seen: set[str] = set()
     texts = {}
     for name, documents in parts.items():

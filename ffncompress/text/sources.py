@@ -6,8 +6,9 @@ A source is written as one of
     hub:DATASET:CONFIG:SPLIT:FIELD            a Hub data set, or a folder of one (CONFIG may be empty)
     wikitext                                  short for hub:Salesforce/wikitext:wikitext-2-raw-v1:train:text
     python-docs                               the reference pages and docstrings that every CPython ships
+    stories                                   short stories, the embedded model's own kind of text
 
-A new kind of source is a reader here, and a line in `read`.
+A new kind of source is a reader here, and a line in `read`; one that comes with Python or with this package, in `OWN`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ffncompress.errors import TextError
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Count, Record
 from ffncompress.text.python_docs import python_docs
+from ffncompress.text.stories import stories
 from ffncompress.type_aliases import Json
 
-if TYPE_CHECKING:
-    pass
-
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-2-raw-v1:train:text"
-PYTHON_DOCS = "python-docs"
+PYTHON_DOCS, STORIES = "python-docs", "stories"
+OWN: dict[str, Callable[[], list[tuple[str, str]]]] = {PYTHON_DOCS: python_docs, STORIES: stories}  # named documents
 CHUNK = 8192  # characters tokenised at a time: enough for many windows, little to throw away
 Reading = Literal["joined", "documents"]  # across documents, or each by itself
 
@@ -81,9 +81,9 @@ class TextRef(Record):
     reading: Reading = "joined"
 
 
-def default_text(model_is_on_hub: bool) -> str:
+def default_text(*, on_hub: bool, embedded: bool) -> str:
     """The source that a model is measured on where none was given; a model of the Hub needs the network anyway."""
-    return "wikitext" if model_is_on_hub else PYTHON_DOCS
+    return "wikitext" if on_hub else STORIES if embedded else PYTHON_DOCS
 
 
 def public_name(source: str) -> str:
@@ -110,7 +110,7 @@ def is_public(source: str) -> bool:
     """Whether a source is the same everywhere, and not somebody's file or folder."""
     dataset = source.removeprefix("hub:").partition(":")[0]
     on_hub = source.startswith("hub:") and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) and not os.path.exists(dataset)
-    return source in (PYTHON_DOCS, "wikitext") or bool(on_hub)
+    return source in (*OWN, "wikitext") or bool(on_hub)
 
 
 def read(source: str) -> Text:
@@ -119,8 +119,8 @@ def read(source: str) -> Text:
     Raises:
         TextError: it cannot be read, or it holds no text.
     """
-    if source == PYTHON_DOCS:
-        documents = [text for _, text in python_docs()]
+    if source in OWN:
+        documents = [text for _, text in OWN[source]()]
     elif source == "wikitext" or source.startswith("hub:"):
         documents = _hub(WIKITEXT if source == "wikitext" else source)
     else:
@@ -142,7 +142,7 @@ def _file(path: Path) -> list[str]:
     if not path.is_file():
         raise TextError(
             f"{path}: no such text; give a .txt, .jsonl or .parquet file, hub:DATASET:CONFIG:SPLIT:FIELD, "
-            f"wikitext, or {PYTHON_DOCS}"
+            f"wikitext, {PYTHON_DOCS}, or {STORIES}"
         )
     try:
         return read_file(path)

@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_nothing(demo_plan: Path, tmp_path: Path) -> None:
 
 def test_an_empty_plan_is_refused_unless_asked_for(short_demo: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan"
-    made = api.plan(str(short_demo), plan, tokens=2048, max_delta="0.0000001")
+    made = api.plan(str(short_demo), plan, data=["stories"], tokens=2048, max_delta="0.0000001")
     assert not made.replaced
     assert "the nearest miss is" in made.summary
     with pytest.raises(ArtifactError, match="a plan, not a checkpoint"):

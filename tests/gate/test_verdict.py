@@ -36,7 +36,7 @@ def slim(demo_slim: Path, tmp_path: Path) -> Path:
 def test_token_perplexity_is_what_it_says(slim: Path, tokenizer) -> None:
     """Each piece alone; this tokenizer opens a text with nothing, so the first token is given and not scored."""
     result = api.evaluate(slim, tokens=1500, context=100, repeats=1, batch_size=3)
-    text = read_parts("python-docs")["report"]
+    text = read_parts("stories")["report"]
     pieces = gate.cut_pieces(text, tokenizer, 100, 1500)
     model, total, count = load(slim), 0.0, 0
     for piece in pieces:
@@ -89,7 +89,7 @@ def test_the_base_is_cached_and_the_verdict_is_the_limits(slim: Path, monkeypatc
     original = gate.lm_eval_perplexity
     monkeypatch.setattr(gate, "lm_eval_perplexity", lambda *a: calls.append(a[-1]) or original(*a))
     second = api.evaluate(slim, tokens=600, repeats=1, max_delta="0.001")
-    assert calls == ["lm-eval: slimmed on python-docs"]
+    assert calls == ["lm-eval: slimmed on stories"]
     assert not second.passed
     assert second.main == first.main
     assert json.loads((slim / "ffncompress" / "gate.json").read_text())["passed"] is False
@@ -120,14 +120,14 @@ def test_the_text_of_the_plan_is_never_reported_on(short_demo: Path, tmp_path: P
     """Known by content: a copy under another name is recognised."""
     plan, wanted = tmp_path / "plan", {"tokens": 1024, "blocks": "1", "refit": False}
     source = tmp_path / "mine.txt"
-    source.write_text("\n\n".join(read("python-docs").documents[:150]))
+    source.write_text("\n\n".join(read("stories").documents[:150]))
     api.plan(str(short_demo), plan, data=[str(source)], **wanted)
     out = api.compress(plan, tmp_path / "out")
     copy = shutil.copyfile(source, tmp_path / "copy.txt")
     assert api.evaluate(out, data=str(copy), tokens=600, repeats=1).main.part == "report"
 
     other = tmp_path / "choose.txt"
-    other.write_text("\n\n".join(read("python-docs").documents[200:300]))
+    other.write_text("\n\n".join(read("stories").documents[200:300]))
     api.plan(str(short_demo), plan, data=[str(source)], choose_data=[str(other)], **wanted, overwrite=True)
     api.compress(plan, out, overwrite=True)
     assert api.evaluate(out, tokens=600, repeats=1).main.text == "choose.txt"

@@ -80,7 +80,7 @@ def test_a_lost_massive_activation_is_seen() -> None:
 @pytest.mark.slow
 def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
     """Labels are drawn from the model, so what is predicted is the divergence from it; within a factor of two."""
-    parts, run = read_parts("python-docs"), Run(Workers("cpu"))
+    parts, run = read_parts("stories"), Run(Workers("cpu"))
     fit_ids = joined_windows(parts["fit"], tokenizer, length=64, count=64)
     ids = torch.stack(joined_windows(parts["choose"], tokenizer, length=64, count=24).rows)
     blocks = find_blocks(demo_model)

@@ -134,7 +134,7 @@ def test_it_reads_documents_and_is_lost_on_joined_text(trained: Path, rows: Path
 
 def test_lines_of_one_text_are_read_joined(demo_model, tokenizer) -> None:
     """As WikiText's rows are."""
-    pages = read("python-docs").documents[:40]
+    pages = read("stories").documents[:40]
     lines = tuple(line for page in pages for line in page.splitlines(keepends=True) if line.strip())
     assert better_reading(demo_model, tokenizer, Text("t", "all", lines), 256, Run(Workers("cpu"))) == "joined"
 
@@ -257,4 +257,4 @@ def test_a_tokenizer_of_another_model_and_windows_that_are_too_long(
     tokenizer.save_pretrained(checkpoint)
     Manifest.write(checkpoint, "checkpoint")
     with pytest.raises(ModelError, match=r"embedding has 50 rows.*own tokenizer"):
-        api.evaluate(checkpoint, data="python-docs", tokens=600, repeats=1)
+        api.evaluate(checkpoint, data="stories", tokens=600, repeats=1)

@@ -90,7 +90,7 @@ def test_it_helps_the_embedded_model(demo_model, tokenizer) -> None:
     """On held-out text that neither way has seen."""
     from ffncompress.passes.losses import perplexity, sequence_losses
 
-    parts, run = read_parts("python-docs"), Run(Workers("cpu"))
+    parts, run = read_parts("stories"), Run(Workers("cpu"))
     fit, held, report = (
         joined_windows(parts[p], tokenizer, length=64, count=n)
         for p, n in (("fit", 240), ("choose", 40), ("report", 80))

@@ -120,7 +120,9 @@ def test_what_no_common_width_gives_is_refused(tiny_folder) -> None:
 
 @pytest.mark.slow
 def test_by_a_limit(short_demo: Path, tmp_path: Path) -> None:
-    plan = api.plan(str(short_demo), tmp_path / "plan", max_delta="15%", native=True, align=16, tokens=4096)
+    plan = api.plan(
+        str(short_demo), tmp_path / "plan", data=["stories"], max_delta="15%", native=True, align=16, tokens=4096
+    )
     assert len({block.choice.width for block in plan.blocks}) == 1
     assert plan.joint_checks[-1] == plan.final_check
     assert plan.final_check.within_limit

@@ -195,7 +195,7 @@ def test_a_plan_reads_back_as_it_was_and_explains_itself(demo_plan: Path) -> Non
 
 @pytest.mark.slow
 def test_a_size_is_met_and_the_gate_has_something_to_hold_it_to(short_demo: Path, tmp_path: Path) -> None:
-    plan = api.plan(str(short_demo), tmp_path / "plan", tokens=2048, budget="-20%", refit=False)
+    plan = api.plan(str(short_demo), tmp_path / "plan", data=["stories"], tokens=2048, budget="-20%", refit=False)
     assert 0.75 < plan.ratios["whole_model"] <= 0.8
     assert plan.final_check is not None
     assert plan.final_check.within_limit is None
@@ -209,7 +209,7 @@ def test_a_frontier_and_a_point_of_it_without_text(short_demo: Path, tmp_path: P
     """The second plan reads no text: the file is gone by then."""
     file = tmp_path / "text.txt"
     # text that the model reads: of any other, a limit would let anything pass, and the plan is refused
-    file.write_text("\n\n".join(read("python-docs").documents[:150]))
+    file.write_text("\n\n".join(read("stories").documents[:150]))
     wanted = {"data": [str(file)], "tokens": 2048, "frontier": True, "keep_moments": True, "refit": False}
     first = api.plan(str(short_demo), tmp_path / "first", **wanted)
     assert (tmp_path / "first" / "frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -230,7 +230,9 @@ def test_a_frontier_and_a_point_of_it_without_text(short_demo: Path, tmp_path: P
 @pytest.mark.slow
 def test_a_point_equals_the_plan_of_that_size(short_demo: Path, tmp_path: Path) -> None:
     """What moments give later is what the pass gave then."""
-    plan = api.plan(str(short_demo), tmp_path / "plan", tokens=2048, budget="-15%", keep_moments=True, refit=False)
+    plan = api.plan(
+        str(short_demo), tmp_path / "plan", data=["stories"], tokens=2048, budget="-15%", keep_moments=True, refit=False
+    )
     again = api.plan(str(tmp_path / "plan"), tmp_path / "again", at=0.85)
     assert [b.choice for b in again.blocks] == [b.choice for b in plan.blocks]
     for name, value in load_tensors(plan, tmp_path / "plan").items():

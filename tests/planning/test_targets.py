@@ -118,12 +118,14 @@ def test_settings_come_from_recipes_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_linear_at_8x_is_the_papers_method(short_demo: Path, tmp_path: Path) -> None:
-    plan = api.plan(str(short_demo), tmp_path / "plan", kinds="linear", budget="8x", blocks="0,2", tokens=2048)
+    plan = api.plan(
+        str(short_demo), tmp_path / "plan", kinds="linear", budget="8x", blocks="0,2", data=["stories"], tokens=2048
+    )
     assert {option.kind for block in plan.blocks for option in block.options} == parse_kinds("linear")
     assert all(block.choice.rank and not block.choice.width for block in plan.replaced)
     assert Plan.load(tmp_path / "plan").settings.kinds == "linear"
     with pytest.raises(BudgetError, match="1/40"):
-        api.plan(str(short_demo), tmp_path / "none", kinds="dense", budget="40x", tokens=2048)
+        api.plan(str(short_demo), tmp_path / "none", kinds="dense", budget="40x", data=["stories"], tokens=2048)
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ import csv
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from browser import in_a_browser, opened
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
@@ -36,8 +36,7 @@ from ffncompress.runtime.workers import Workers
 
 pytestmark = pytest.mark.slow
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SMALL = {"tokens": 2048, "seq_len": 64, "data": ["python-docs"]}
+SMALL = {"tokens": 2048, "seq_len": 64, "data": ["stories"]}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def study(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pages.write_text(
         "".join(f"{i} is {'even' if i % 2 == 0 else 'odd'}, and {i} + 1 is {i + 1}.\n" for i in range(6000))
     )
-    texts = ["--data", "python-docs", "--data", str(pages), "--tokens", "8192"]
+    texts = ["--data", "stories", "--data", str(pages), "--tokens", "8192"]
     wishes = ["--probe", "--pitfall", "0", "--against-random", "--cross-feed"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pitfall, "STEPS", 200)
@@ -113,7 +112,7 @@ def test_r2_is_sklearns(planted: Path, study: Path, tokenizer) -> None:
     source = find_model(str(planted))
     model = load_model(source)
     reading = Study.load(study).trained[0].held_out_text.reading
-    corpus = gather_text(PlanSettings(tokens=8192), "python-docs", tokenizer, 128, lambda _: reading)
+    corpus = gather_text(PlanSettings(tokens=8192), "stories", tokenizer, 128, lambda _: reading)
     rows = []
     for windows in (corpus.fit, corpus.choose):
         ((_, [_, pair, _]),) = captured(model, find_blocks(model), windows, Run(Workers("cpu")))
@@ -179,7 +178,7 @@ def test_a_killed_run_goes_on(
     folder, model = tmp_path / "report", str(short_demo)
     with monkeypatch.context() as patch:
         patch.setattr(session_module, "swap_linear", killed)
-        words = ["--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]  # as in SMALL
+        words = ["--tokens", "2048", "--seq-len", "64", "--data", "stories"]  # as in SMALL
         assert run(["profile", model, "-o", str(folder), *words]) == 130
         assert "run it again to go on" in capsys.readouterr().err
     assert not folder.exists()
@@ -297,7 +296,7 @@ def test_verdicts(study: Path) -> None:
 
 def test_wishes_that_do_not_go_together(tiny_folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo, tiny = "demo", str(tiny_folder("llama"))
-    output = ["-o", str(tmp_path / "r"), "--tokens", "2048", "--seq-len", "64", "--data", "python-docs"]
+    output = ["-o", str(tmp_path / "r"), "--tokens", "2048", "--seq-len", "64", "--data", "stories"]
     for words, told in (
         ([demo, tiny, "--cross-feed"], "one width"),
         ([demo, "--cross-feed"], "needs two models"),
@@ -325,14 +324,10 @@ def test_the_page_asks_nothing_of_a_network(planted: Path, study: Path) -> None:
     assert "<script>alert" not in render(nasty.model_copy(update={"profiles": [profile, *nasty.profiles[1:]]}))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@in_a_browser
 def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
     """It draws, it sorts, lines can be hidden, another profile can be chosen, and nothing is logged as an error."""
-    driver = """
-    <script>
-    const seen = [];
-    addEventListener("error", (event) => seen.push("error: " + event.message));
-    addEventListener("load", () => {
+    script = """
       const firsts = () => [...document.querySelectorAll("#blocks tbody tr td:first-child")];
       const cells = () => firsts().map((cell) => cell.textContent).join("");
       const heading = [...document.querySelectorAll("#blocks th button")].find((b) => b.textContent === "R2_lin");
@@ -351,19 +346,9 @@ def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
       picker.value = "2";
       picker.dispatchEvent(new Event("change"));
       seen.push("columns: " + document.querySelectorAll("#blocks th").length);
-      seen.push("wide: " + (document.documentElement.scrollWidth <= innerWidth));
-      document.body.setAttribute("data-seen", seen.join(" | "));
-    });
-    </script>"""
-    page = (study / "report.html").read_text(encoding="utf-8")
-    file = tmp_path / "driven.html"
-    file.write_text(page.replace("</head>", driver + "</head>"), encoding="utf-8")
-    dump = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=420,900",
-         f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    ).stdout  # fmt: skip
-    seen = re.search(r'data-seen="([^"]*)"', dump)[1]
+      """
+    page = shutil.copy(study / "report.html", tmp_path / "report.html")  # the study's own folder stays as it is
+    dump, seen = opened(Path(page), tmp_path, script)
     assert "error" not in seen
     order = sorted(range(3), key=lambda i: Study.load(study).trained[0].blocks[i].scores.r2_lin)
     assert f"sorted: {''.join(map(str, order))}" in seen
@@ -374,4 +359,3 @@ def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
     assert "wide: true" in seen  # on a phone, nothing but a table scrolls sideways
     sections = re.findall(r'<section id="([\w-]+)"', dump)
     assert sections == ["profile", "swaps", "blocks", "probe", "pitfall", "texts", "cross-feed", "times"]
-    assert 'data-ready="yes"' in dump

@@ -7,14 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import tiny_model
 
 from ffncompress import Plan, api, verify
 from ffncompress.errors import PlanError
+from ffncompress.models import find_model
 from ffncompress.records.migrations import migrated
 from ffncompress.records.plan import SCHEMA_VERSION
 from ffncompress.records.plan_files import load_tensors
 
-OLD = Path(__file__).parents[1] / "data" / "plan-of-0.4"  # made by `ffncompress plan demo --tokens 4096 --blocks 1`
+OLD = Path(__file__).parents[1] / "data" / "plan-of-0.4"  # `ffncompress plan demo --tokens 4096 --blocks 1`
 
 
 def test_a_plan_of_schema_2_is_read_as_it_was_written() -> None:
@@ -45,10 +47,17 @@ def test_it_is_written_again_in_the_words_of_today(tmp_path: Path) -> None:
     assert "joint_checks" in json.loads((tmp_path / "plan.json").read_text())
 
 
-def test_it_is_applied(tmp_path: Path) -> None:
+def test_it_is_applied(tokenizer, tmp_path: Path) -> None:
+    """To a model of the shape that it was made for: the one that it was made for, and the proof of it, are no more."""
+    folder = tmp_path / "as-it-was"
+    tiny_model("gpt2", n_embd=128, n_layer=7).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     shutil.copytree(OLD, tmp_path / "plan")
-    api.compress(tmp_path / "plan", tmp_path / "slim")
-    assert verify(tmp_path / "slim").base_model == "demo"
+    content = json.loads((OLD / "plan.json").read_text()) | {"proof": None}
+    content["base"] |= {"name": folder.name, "fingerprint": find_model(str(folder)).fingerprint()}
+    (tmp_path / "plan" / "plan.json").write_text(json.dumps(content))
+    api.compress(tmp_path / "plan", tmp_path / "slim", model=str(folder))
+    assert verify(tmp_path / "slim").base_model == folder.name
 
 
 @pytest.mark.parametrize("version", [None, 1, 2.0, "2", True, 99])

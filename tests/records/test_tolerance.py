@@ -22,7 +22,7 @@ from ffncompress.records.tolerance import CHANCE, TEXT_TO_TEXT, Rise, Tolerance,
 from ffncompress.settings import PlanSettings
 from ffncompress.text import corpus
 from ffncompress.text.parts import CHOOSE, read_parts
-from ffncompress.text.sources import PYTHON_DOCS, Text
+from ffncompress.text.sources import STORIES, Text
 
 CONTEXT = 256
 GATE_WINDOWS = 64  # 16,384 tokens
@@ -125,12 +125,12 @@ def test_a_wide_limit_is_said_to_be_wide() -> None:
 
 
 def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) -> None:
-    settings = PlanSettings(data=["python-docs"], tokens=4096, budget="-15%")
-    found = corpus.gather_text(settings, PYTHON_DOCS, tokenizer, CONTEXT)
+    settings = PlanSettings(data=["stories"], tokens=4096, budget="-15%")
+    found = corpus.gather_text(settings, STORIES, tokenizer, CONTEXT)
     assert len(found.fresh) > 20
     assert found.fresh.longest == CONTEXT
     assert len(corpus._unread(found.verify, [found.verify])) == 0
-    choose = read_parts("python-docs")[CHOOSE].joined
+    choose = read_parts("stories")[CHOOSE].joined
     at = [choose.find(tokenizer.decode(row[2:20].tolist())) for row in found.fresh]
     assert max(at) > 0.8 * len(choose)  # to the end of the part
     short = Text("x", CHOOSE, (choose[:3000],))
@@ -141,14 +141,14 @@ def test_fresh_windows_share_nothing_with_what_was_read(demo_source, tokenizer) 
     assert len(spread) > 16  # each within a row
     assert spread.longest < CONTEXT
     limited = settings.model_copy(update={"budget": None})
-    assert not len(corpus.gather_text(limited, PYTHON_DOCS, tokenizer, CONTEXT).fresh)
+    assert not len(corpus.gather_text(limited, STORIES, tokenizer, CONTEXT).fresh)
 
 
 @pytest.mark.slow
 def test_a_sized_plan_promises_says_so_and_is_held_to_it(
     short_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = api.plan(str(short_demo), tmp_path / "plan", tokens=4096, budget="-25%", refit=False)
+    plan = api.plan(str(short_demo), tmp_path / "plan", data=["stories"], tokens=4096, budget="-25%", refit=False)
     final = plan.final_check
     assert final is not None
     assert final.fresh
