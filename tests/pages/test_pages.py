@@ -172,7 +172,19 @@ def test_they_lie_where_the_verbs_write(
 ) -> None:
     """In the manifest, and the plan's page in no checkpoint; the terminal says where."""
     monkeypatch.chdir(tmp_path)
-    words = ["--data", "stories", "--tokens", "1024", "--no-refit", "--frontier", "--keep-moments", "--budget", "-15%", "-o", "p"]
+    words = [
+        "--data",
+        "stories",
+        "--tokens",
+        "1024",
+        "--no-refit",
+        "--frontier",
+        "--keep-moments",
+        "--budget",
+        "-15%",
+        "-o",
+        "p",
+    ]
     assert run(["plan", str(short_demo), *words]) == 0
     out = capsys.readouterr().out
     assert "To look at: p/plan.html" in out
