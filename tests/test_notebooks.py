@@ -75,6 +75,11 @@ def test_a_plan_is_shown_as_a_table(plan: Plan) -> None:
     assert plan.blocks[1].choice.describe() in words
 
 
+def test_a_table_takes_the_pages_colours(plan: Plan) -> None:
+    """A browser in quirks mode would draw a table black, on a dark page too."""
+    assert "color:inherit" in plan._repr_html_().partition("<table")[2].partition(">")[0]
+
+
 def test_a_strangers_words_stay_words(plan: Plan) -> None:
     words = shown(hostile(plan)._repr_html_())
     assert "<script>alert(1)</script>" in words  # as text
