@@ -3,7 +3,7 @@
 - `$...$` and `$$...$$` become MathML here, so a reader's browser fetches no library for them.
 - A link that leaves docs/ (to CONTRIBUTING.md, benchmarks/LOG.md, a recipe) works in a clone and on a code host; the
   site brings the file in under project/ and points the link there.
-- `<!-- schema: plan -->` becomes a table of that schema's fields, and quickstart.ipynb a page, where links to it lead.
+- `<!-- schema: plan -->` becomes a table of that schema's fields, and quickstart.ipynb a page, to which its links lead.
 """
 
 from __future__ import annotations

@@ -87,7 +87,15 @@ def _eval_results(gate: GateResult) -> list[EvalResult]:
             if value is not None
         ]
 
-    return [result for text in (gate.main, *gate.also) for result in results(text)]
+    accuracies = [
+        EvalResult(
+            task_type=_TASKS[gate.task], dataset_type=plain(task.task), dataset_name=plain(task.task),
+            metric_type=plain(task.metric), metric_name=f"{plain(task.metric)}, {task.examples} examples",
+            metric_value=round(task.slimmed, 4),
+        )
+        for task in gate.tasks
+    ]  # fmt: skip
+    return [*(result for text in (gate.main, *gate.also) for result in results(text)), *accuracies]
 
 
 def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str:
@@ -165,6 +173,8 @@ def _gate_table(gate: GateResult) -> str:
                 f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "
                 f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
             )
+    rows += _agreement_lines(gate)
+    rows += _task_table(gate)
     verdict = "passed" if gate.passed else "FAILED"
     speed = gate.speed
     rows.append(
@@ -175,6 +185,36 @@ def _gate_table(gate: GateResult) -> str:
     if gate.limit_warning:
         rows.append(f"\nOf the limit: {gate.limit_warning}.")
     return "\n".join(rows)
+
+
+def _agreement_lines(gate: GateResult) -> list[str]:
+    found = [(in_markdown(Path(text.text).name), text.agreement) for text in (gate.main, *gate.also)]
+    return [
+        f"\nOn {name}, both models hold the same token for the likeliest at {100 * alike.same_top:.1f} % of places; "
+        f"KL(base || slimmed) is {alike.kl:.4f} nats per token."
+        for name, alike in found
+        if alike
+    ]
+
+
+def _task_table(gate: GateResult) -> list[str]:
+    """Accuracies with their standard errors; that of the change is of paired examples."""
+    if not gate.tasks:
+        return []
+
+    def spread(error: float | None) -> str:
+        return "" if error is None else f" ± {100 * error:.1f}"
+
+    rows = ["\n| task | examples | majority | base | slimmed | change |", "| --- | --- | --- | --- | --- | --- |"]
+    for task in gate.tasks:
+        majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
+        rows.append(
+            f"| {in_markdown(task.task)} ({in_markdown(task.metric)}) | {task.examples:,} | {majority} | "
+            f"{100 * task.base:.1f}{spread(task.base_error)} % | "
+            f"{100 * task.slimmed:.1f}{spread(task.slimmed_error)} % | "
+            f"{-100 * task.drop:+.1f}{spread(task.drop_error)} |"
+        )
+    return rows
 
 
 def _block_table(plan: Plan) -> str:

@@ -13,15 +13,18 @@ from ffncompress import __version__
 from ffncompress.cli.export_command import export
 from ffncompress.cli.options import (
     DTYPES,
+    baseline_options,
     device_options,
     json_option,
     junit_option,
     overwrite_option,
     resumable,
+    summary_option,
     target_options,
+    task_options,
     trust_option,
 )
-from ffncompress.cli.running import run_recipe
+from ffncompress.cli.running import run_recipe, write_verdict
 from ffncompress.runtime.launch import alone
 
 
@@ -199,20 +202,30 @@ def apply(
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
 @click.option("--base", metavar="MODEL", help="Compare with this model; then OUT may be any model, slimmed or not.")
+@task_options
+@baseline_options
 @trust_option
 @device_options
 @json_option
 @junit_option
+@summary_option
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
-    json_file: str | None, junit: str | None, **settings: Any,
+    tasks: str | None, json_file: str | None, junit: str | None, summary: str | None, **settings: Any,
 ) -> int:  # fmt: skip
-    """Perplexity of OUT and of its base, and a verdict.
+    """Perplexity of OUT and of its base, how alike they predict, their accuracy on tasks, and a verdict.
 
     With --base, any two models that read the same tokens: a slimmed one that was fine-tuned and saved, for one.
     Nothing is written into OUT then.
 
-    The perplexity is lm-eval's. Exit code 0: within the limit. 1: the gate failed. 2: bad input.
+    The perplexity is lm-eval's. Exit code 0: within the limits. 1: the gate failed. 2: bad input.
+
+    --max-drop is held against the mean drop over tasks as it is measured, as --max-delta is; the error shown beside it
+    is that of paired differences, both models having answered the same examples, and it is said where it is too large
+    for the limit. A local task is YAML of lm-eval's format over a .jsonl, .txt or .parquet file, without code in it.
+
+    --baseline fails where perplexity is above that of the kept result by more than the margin; one of another base,
+    text or context is refused.
 
     TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
     """
@@ -223,16 +236,13 @@ def evaluate(
     with console.progress_bars() as progress:
         result = api.evaluate(
             folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
-            **settings,
+            tasks=[name.strip() for name in tasks.split(",")] if tasks else [], **settings,
         )  # fmt: skip
     to_stderr = json_file == "-"
     tables.print_gate(result, to_stderr=to_stderr)
     if base is None:
         console.say(f"To look at: {Path(folder) / META / GATE_PAGE}", to_stderr=to_stderr)
-    console.write_json(json_file, result.model_dump_json(indent=1))
-    if junit:
-        console.write_junit(junit, result)
-    return 0 if result.passed else 1
+    return write_verdict(result, json_file, junit, summary)
 
 
 @cli.command()
@@ -281,6 +291,7 @@ def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
 @overwrite_option
 @json_option
 @junit_option
+@summary_option
 def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
     return run_recipe(Path(recipe), trust_remote_code=trust_remote_code, **options)

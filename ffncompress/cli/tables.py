@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ffncompress.cli.console import bare_table, make_console, say
 from ffncompress.cli.plan_tables import delta_in_short, print_frontier, print_plan
+from ffncompress.cli.reports import points, verdict_of, with_error
 
 if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
@@ -42,7 +43,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
     console = make_console(to_stderr)
     for profile in study.profiles:
         console.print(Text(f"{profile.name} ({profile.family}): {profile.provenance}", style="bold"))
-        console.print(Text(f"base perplexity {profile.base_perplexity:.2f}"))
+        console.print(Text(f"base {MEASURES[profile.task]} {profile.base_perplexity:.2f}"))
         console.print(_profile_table(profile, wide=console.width >= 96))
         if (found := profile.probe) is not None:
             words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
@@ -69,7 +70,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
 def _profile_table(profile: Profile, *, wide: bool) -> Table:
     extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
     swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
-    more = ["swap dPPL"] * swapped + ["probe"] * probed
+    more = ["swap dPPL" if profile.task == "causal" else "swap cost"] * swapped + ["probe"] * probed
     table = bare_table("block", "R2_lin (95 %)", "median", *extra, *more, "regime:text")
     for block in profile.blocks:
         scores = block.scores
@@ -124,6 +125,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         if result.task == "embedding":
             before, after = (1 - math.log(each.token) for each in (text.base, text.slimmed))
             table.add_row(*_change("  mean cosine with the base's", before, after, ",.4f"))
+        if alike := text.agreement:
+            error = "" if alike.kl_error is None else f" ±{alike.kl_error:.4f}"
+            table.add_row("  KL from the base, nats per token", "", f"{alike.kl:.4f}{error}")
+            table.add_row("  same top token", "", f"{100 * alike.same_top:.1f} %")
+    for task in result.tasks:
+        majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
+        table.add_row(f"{task.metric}, {_in_room(task.task)} ({task.examples:,} examples)")
+        right = (with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error))
+        table.add_row(f"  right (majority {majority})", *right, points(-task.drop, task.drop_error))
     sizes, speed = result.sizes, result.speed
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:
@@ -136,14 +146,17 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"both go on from: {result.prompt}"))
         console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))
-    verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
-    error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
-    verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
-    verdict += f"({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
-    verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
-    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
-    if result.limit_warning:
-        console.print(Text(result.limit_warning, style="yellow"))
+    if change := result.baseline:
+        (before, after), moved = change.parameters, [f"{change.relative:+.2%} {MEASURES[result.task]}"]
+        moved += [f"{after - before:+,} parameters"]
+        moved += [f"{points(now - then, None)} points on {name}" for name, (then, now) in change.accuracies.items()]
+        console.print(Text(f"since the baseline: {', '.join(moved)}"))
+    for held, words in verdict_of(result):
+        passed = held not in result.failed
+        verdict = f"gate {'passed' if passed else 'FAILED'}: {words}"
+        console.print(Text(verdict, style="bold green" if passed else "bold red"))
+    for warning in filter(None, (result.limit_warning, result.drop_warning)):
+        console.print(Text(warning, style="yellow"))
 
 
 def _side_by_side(base: str, slimmed: str, width: int) -> Table:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from ffncompress.errors import ArtifactError
 from ffncompress.records.plan import Scores
+from ffncompress.records.task import Task
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Record
 from ffncompress.settings import ProfileSettings
@@ -98,7 +99,8 @@ class Profile(Record):
     seed: int
     fit_text: TextRef
     held_out_text: TextRef
-    base_perplexity: float
+    base_perplexity: float  # or what its task has in its place, as MEASURES names it
+    task: Task = "causal"
     blocks: Some[BlockProfile]
     probe: ProbeSummary | None = None
 

@@ -46,6 +46,8 @@ document.getElementById("summary").append(make("ul", {}, ...trained.map((p) => {
   });
 })();
 
+const measureOf = (p) => ({ masked: "pseudo-perplexity", embedding: "exp(1 - cosine)" })[p.task] || "perplexity";
+
 (function chosen() {
   const host = section("Block by block", "Choose a profile; click a heading to sort; point at one to read what it is.", "blocks");
   const picker = make("select", { "aria-label": "profile" });
@@ -56,7 +58,7 @@ document.getElementById("summary").append(make("ul", {}, ...trained.map((p) => {
   const score = (name, key, hint) => ({ name, hint, value: (b) => b.scores[key] });
   const draw = () => {
     const p = study.profiles[Number(picker.value)];
-    place.replaceChildren(make("p", { class: "provenance" }, `${provenanceOf(p)}; ${p.family}, ${p.parameters.toLocaleString("en")} parameters, base perplexity ${num(p.base_perplexity, 2)}`));
+    place.replaceChildren(make("p", { class: "provenance" }, `${provenanceOf(p)}; ${p.family}, ${p.parameters.toLocaleString("en")} parameters, base ${measureOf(p)} ${num(p.base_perplexity, 2)}`));
     const count = (regime) => p.blocks.filter((b) => b.regime === regime).length;
     const cards = make("div", { class: "cards" });
     for (const regime of Object.keys(REGIMES)) cards.append(make("div", {}, make("b", {}, `${count(regime)} of ${p.blocks.length}`), make("span", {}, regime)));
@@ -67,7 +69,7 @@ document.getElementById("summary").append(make("ul", {}, ...trained.map((p) => {
       score("median", "r2_median_feature", "R2 of the median output feature"),
       { name: "5 to 95 %", value: (b) => b.scores.r2_quantiles["5%"], show: (b) => `${num(b.scores.r2_quantiles["5%"], 2)} to ${num(b.scores.r2_quantiles["95%"], 2)}`, hint: "R2 of the output features, quantiles" },
       { name: "regime", value: (b) => b.regime, show: (b) => badge(b.regime, b.rule), words: true, hint: "Point at one to read the rule that named it" },
-      ...(p.blocks[0].swap ? [{ name: "swap dPPL", value: (b) => b.swap.delta, show: (b) => `${num(b.swap.delta, 2)} ±${num(b.swap.error, 2)}`, hint: "Perplexity added by the linear map in the block's place, alone" }] : []),
+      ...(p.blocks[0].swap ? [{ name: p.task && p.task !== "causal" ? "swap cost" : "swap dPPL", value: (b) => b.swap.delta, show: (b) => `${num(b.swap.delta, 2)} ±${num(b.swap.error, 2)}`, hint: "What is added to the base's figure by the linear map in the block's place, alone" }] : []),
       ...(p.blocks[0].probe ? [{ name: "probe gain", value: (b) => b.probe.gain, show: (b) => `${b.probe.gain.toFixed(3)} ±${(1.96 * b.probe.gain_error).toFixed(3)}`, hint: "R2 that a rank-16 bilinear layer adds" }] : []),
       score("rank in", "effective_rank_input", "Effective rank of the input: exp of the spectrum's entropy"),
       score("rank out", "effective_rank_output", "Effective rank of the output"),
