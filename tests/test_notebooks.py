@@ -117,7 +117,8 @@ def gate(words: str) -> GateResult:
     text = {"text": words, "part": "report", "sha256": "", "tokens": 1000, "context": 128, "base": figures}
     return GateResult.model_validate({
         "ffncompress_version": "0", "base_model": words, "weights_sha256": "", "dtype": "float32", "limit": "5%",
-        "passed": False, "doubt": words, "tasks": [task], "main": {**text, "agreement": alike, "slimmed": {**figures, "token": 11.0}}, "also": [],
+        "passed": False, "doubt": words, "tasks": [task],
+        "main": {**text, "agreement": alike, "slimmed": {**figures, "token": 11.0}}, "also": [],
         "sizes": {"whole_model": (100, 80), "bytes_on_disk": (0, 320)},
         "speed": {"base": 10.0, "slimmed": 12.0, "ratio": 1.2, "batch": (1, 8), "repeats": 1, "device": "cpu"},
         "prompt": words, "continuation_base": words, "continuation_slimmed": words,

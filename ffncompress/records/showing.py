@@ -104,10 +104,10 @@ def gate_html(result: GateResult) -> str:
     rise = f"{100 * result.main.relative:+.2f} %, limit {result.limit}"
     words = (result.prompt, result.continuation_base, result.continuation_slimmed)
     told = () if result.task == "embedding" else zip(("prompt", "base", "slimmed"), words, strict=True)
-    alike = result.main.agreement
-    agreed = alike and f"both hold the same token for the likeliest at {100 * alike.same_top:.1f} %, KL {alike.kl:.4f}"
-    warnings = (result.doubt, result.limit_warning, result.drop_warning, agreed)
-    notes = (*filter(None, warnings), *(f"{who}: {said}" for who, said in told))
+    notes = [note for note in (result.doubt, result.limit_warning, result.drop_warning) if note]
+    if (alike := result.main.agreement) is not None:
+        notes.append(f"both hold the same token for the likeliest at {100 * alike.same_top:.1f} %, KL {alike.kl:.4f}")
+    notes += [f"{who}: {said}" for who, said in told]
     return table_html(
         f"Gate {verdict}: {result.base_model}, {rise}", ("measure", "base", "slimmed", "change"), rows, notes
     )

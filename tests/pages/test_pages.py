@@ -179,12 +179,8 @@ def test_they_lie_where_the_verbs_write(
     assert "To look at: p/plan.html" in out
     assert "Next: ffncompress apply p -o slim" in out
     timings = json.loads(Path("p/timings.json").read_text())
-<<<<<<< HEAD
     assert (tmp_path / "p" / "plan.html").read_text() == render_plan(Plan.load("p"), timings)
     assert {"loading the model", "reading text"} < timings.keys()
-=======
-    assert Path("p/plan.html").read_text() == render_plan(Plan.load("p"), timings)
->>>>>>> f0404c141ca33eae78805471a71ace1c5f820c7b
     assert "plan.html" in Manifest.read("p").files
     api.compress("p", "slim")
     assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "500%"]) == 0
