@@ -1,12 +1,7 @@
 """plan.html: what a plan makes of a model, as a picture; what it was chosen by; and what to do next.
 
-<<<<<<< HEAD
 It is made from plan.json, and from how long its stages took. The folder's name is not in it; the page finds that where
 it lies.
-=======
-It is made from plan.json, and how long its stages took. The folder's name is not in it: the page finds that where it
-lies.
->>>>>>> f0404c141ca33eae78805471a71ace1c5f820c7b
 """
 
 from __future__ import annotations
