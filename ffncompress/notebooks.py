@@ -14,6 +14,7 @@ from ffncompress.sanitize import plain
 from ffncompress.type_aliases import Frame
 
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35)"  # a grey that both a light and a dark page show
+_TABLE = "border-collapse:collapse;margin:.4em 0;color:inherit;font:inherit"  # quirks mode would draw it black
 _CELL = "padding:.15em .7em;text-align:{side};white-space:nowrap;font-variant-numeric:tabular-nums"
 _BAR = (
     '<span style="display:inline-block;vertical-align:middle;width:6em;height:.6em;margin-right:.5em;'
@@ -41,7 +42,7 @@ def table_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[str |
     lines = "".join(f"<div>{_text(note)}</div>" for note in notes if note)
     return (
         f'<div style="color:inherit;background:transparent"><div><b>{_text(title)}</b></div>'
-        f'<div style="max-height:30em;overflow:auto"><table style="border-collapse:collapse;margin:.4em 0">'
+        f'<div style="max-height:30em;overflow:auto"><table style="{_TABLE}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{lines}</div>"
     )
 

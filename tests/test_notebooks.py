@@ -75,6 +75,11 @@ def test_a_plan_is_shown_as_a_table(plan: Plan) -> None:
     assert plan.blocks[1].choice.describe() in words
 
 
+def test_a_table_takes_the_pages_colours(plan: Plan) -> None:
+    """A browser in quirks mode would draw a table black, on a dark page too."""
+    assert "color:inherit" in plan._repr_html_().partition("<table")[2].partition(">")[0]
+
+
 def test_a_strangers_words_stay_words(plan: Plan) -> None:
     words = shown(hostile(plan)._repr_html_())
     assert "<script>alert(1)</script>" in words  # as text
@@ -107,10 +112,13 @@ def test_a_bar_stays_within_its_cell(share: float) -> None:
 def gate(words: str) -> GateResult:
     """A result with the same words in every place that takes any."""
     figures = {"token": 10.0, "word": 90.0, "byte": None}
+    alike = {"kl": 0.1, "same_top": 0.75, "tokens": 1000}
+    task = {"task": words, "metric": "acc", "examples": 10, "base": 0.5, "slimmed": 0.4}
     text = {"text": words, "part": "report", "sha256": "", "tokens": 1000, "context": 128, "base": figures}
     return GateResult.model_validate({
         "ffncompress_version": "0", "base_model": words, "weights_sha256": "", "dtype": "float32", "limit": "5%",
-        "passed": False, "doubt": words, "main": {**text, "slimmed": {**figures, "token": 11.0}}, "also": [],
+        "passed": False, "doubt": words, "tasks": [task],
+        "main": {**text, "agreement": alike, "slimmed": {**figures, "token": 11.0}}, "also": [],
         "sizes": {"whole_model": (100, 80), "bytes_on_disk": (0, 320)},
         "speed": {"base": 10.0, "slimmed": 12.0, "ratio": 1.2, "batch": (1, 8), "repeats": 1, "device": "cpu"},
         "prompt": words, "continuation_base": words, "continuation_slimmed": words,
@@ -122,6 +130,8 @@ def test_a_gate_is_shown_with_its_verdict() -> None:
     assert "Gate FAILED" in words
     assert "+10.00 %" in words
     assert "slimmed: story" in words
+    assert "75.0 %" in words
+    assert "accuracy (acc), story" in words
     assert "<script" not in gate(EVIL)._repr_html_()
     shown(gate(EVIL)._repr_html_())
 
@@ -130,6 +140,7 @@ def test_a_gate_as_a_frame() -> None:
     frame = gate("story").to_frame().set_index("measure")
     assert frame.loc["perplexity (token)", "relative"] == pytest.approx(0.1)
     assert frame.loc["parameters, whole model", "change"] == -20
+    assert frame.loc["accuracy (acc)", "change"] == pytest.approx(-0.1)
     assert math.isnan(frame.loc["bytes on disk", "relative"])  # of nothing
     assert "parameters, all FFNs" not in frame.index  # which no plan told
 

@@ -65,6 +65,7 @@ def gate_rows(result: GateResult) -> list[dict[str, Any]]:
             before, after = getattr(text.base, unit), getattr(text.slimmed, unit)
             if before is not None and after is not None:
                 measured.append((f"{MEASURES[result.task]} ({unit})", Path(text.text).name, before, after))
+    measured += [(f"accuracy ({task.metric})", task.task, task.base, task.slimmed) for task in result.tasks]
     sizes, speed = result.sizes, result.speed
     for name, counts in (
         ("parameters, replaced FFNs", sizes.replaced_ffns),
@@ -103,7 +104,10 @@ def gate_html(result: GateResult) -> str:
     rise = f"{100 * result.main.relative:+.2f} %, limit {result.limit}"
     words = (result.prompt, result.continuation_base, result.continuation_slimmed)
     told = () if result.task == "embedding" else zip(("prompt", "base", "slimmed"), words, strict=True)
-    notes = (*filter(None, (result.doubt, result.limit_warning)), *(f"{who}: {said}" for who, said in told))
+    notes = [note for note in (result.doubt, result.limit_warning, result.drop_warning) if note]
+    if (alike := result.main.agreement) is not None:
+        notes.append(f"both hold the same token for the likeliest at {100 * alike.same_top:.1f} %, KL {alike.kl:.4f}")
+    notes += [f"{who}: {said}" for who, said in told]
     return table_html(
         f"Gate {verdict}: {result.base_model}, {rise}", ("measure", "base", "slimmed", "change"), rows, notes
     )
