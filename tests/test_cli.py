@@ -96,7 +96,7 @@ def test_the_pipeline_by_hand(
         (["plan", "demo", "--blocks", "99"], "0 to 6"),
         (["plan", "demo", "--data", "no.txt"], "no such text"),
         (["plan", "demo", "--max-delta", "some"], "is not a limit"),
-        (["plan", "demo", "--tokens", "256"], "at least 512 are needed"),
+        (["plan", "demo", "--tokens", "256"], "at least 640 are needed"),
         (["plan", "demo", "--what"], "No such option"),
         (["apply", "no-plan", "-o", "out"], "no such folder"),
         (["eval", "no-out"], "no such folder"),

@@ -249,7 +249,7 @@ def test_a_target_speed_is_planned_with_measured_times(tmp_path: Path) -> None:
 def test_texts_that_are_too_short(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("".join(f"line {i} of a few words\n" for i in range(100)))
-    with pytest.raises(TextError, match="are too few for FFNs 128 wide: at least 512"):
+    with pytest.raises(TextError, match="are too few for FFNs 160 wide: at least 640"):
         api.plan("demo", tmp_path / "plan", data=[str(file)])
     assert not (tmp_path / "plan").exists()
 
@@ -262,6 +262,6 @@ def test_settings_are_checked() -> None:
 
 
 def test_a_size_that_the_model_has_already_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"has 1,814,144 parameters as it is; ask for fewer"):
+    with pytest.raises(BudgetError, match=r"has 2,697,760 parameters as it is; ask for fewer"):
         api.plan("demo", tmp_path / "plan", budget="20M")
     assert not (tmp_path / "plan").exists()

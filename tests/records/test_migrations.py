@@ -16,9 +16,7 @@ from ffncompress.records.migrations import migrated
 from ffncompress.records.plan import SCHEMA_VERSION
 from ffncompress.records.plan_files import load_tensors
 
-OLD = (
-    Path(__file__).parents[1] / "data" / "plan-of-0.4"
-)  # `ffncompress plan demo --tokens 4096 --blocks 1`
+OLD = Path(__file__).parents[1] / "data" / "plan-of-0.4"  # `ffncompress plan demo --tokens 4096 --blocks 1`
 
 
 def test_a_plan_of_schema_2_is_read_as_it_was_written() -> None:
