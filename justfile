@@ -37,8 +37,14 @@ coverage:
 gate folder="demo-gate":
     {{venv}}ffncompress run recipes/demo.yaml -o {{folder}} --overwrite
 
+# the documentation, read while it is written
+site:
+    {{venv}}mkdocs serve
+
 # what the docs show that a command makes
 docs:
+    {{venv}}python docs/building/schemas.py
+    {{venv}}python docs/building/pictures.py
     {{venv}}ffncompress profile demo --probe --pitfall worst --against-random --cross-feed -o report --overwrite
     cp report/report.html docs/report.html
 

@@ -5,9 +5,9 @@
 MODEL and SLIMMED are checkpoint folders of the same base. Each is run by transformers (float32), exported to GGUF (f16
 and q8_0) for llama.cpp (xllamacpp), and exported to ONNX for ONNX Runtime; one thread each. Perplexity is
 over the same windows and the same tokens everywhere: llama.cpp's server tells nothing of a token that is only part of
-a character, so such tokens are left out for all. Speeds are of a prompt of CONTEXT/2 tokens and of what follows it, the
-best of three; what counts is their ratio, slimmed to original, in one run. FILE keeps each finished row: a killed run
-goes on from it.
+a character, so such tokens are left out for all. Speeds are of a prompt of CONTEXT/2 tokens and of what follows it,
+original and slimmed in turn, five times; what counts is the ratio of each turn: its median, least and greatest. FILE
+keeps each finished runtime: a killed run goes on from it.
 """
 
 import argparse
@@ -16,97 +16,83 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ffncompress
 from ffncompress.exporting import llama_cpp
 from ffncompress.exporting.onnx_folder import OnnxModel
 
 WRITTEN = 32  # tokens that follow the prompt
-REPEATS = 3
+ROUNDS = 5  # original and slimmed in turn: the machine's speed changes within a run
+MODELS = {"original": "model", "slimmed": "slimmed"}
 RUNTIMES = ("transformers f32", "llama.cpp f16", "llama.cpp q8_0", "onnxruntime f32")
+Speeds = tuple[float, float]  # tokens/s of the prompt, and of what follows it
 
 
-def best(measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-    """(prompt, following) tokens/s, each the best of a few."""
-    found = [measure() for _ in range(REPEATS)]
-    return max(one for one, _ in found), max(other for _, other in found)
+@dataclass(frozen=True)
+class Opened:
+    """A model in a runtime: its size, the log-probability of every token of the text, and how to take its speed."""
+
+    bytes: int
+    told: list[list[float | None]]
+    speeds: Callable[[], Speeds]
 
 
-def timed(read: Callable[[], object], write: Callable[[], object], prompt: int) -> tuple[float, float]:
+def timed(
+    step: Callable[[torch.Tensor, object], tuple[torch.Tensor, object]], cache: object, prompt: torch.Tensor
+) -> Speeds:
+    """Read a prompt, then write on; a step takes ids and a cache, and gives logits and the next cache."""
     start = time.perf_counter()
-    read()
+    logits, cache = step(prompt, cache)
     middle = time.perf_counter()
-    write()
-    return prompt / (middle - start), WRITTEN / (time.perf_counter() - middle)
+    for _ in range(WRITTEN):
+        logits, cache = step(logits[:, -1:].argmax(-1), cache)
+    return prompt.shape[1] / (middle - start), WRITTEN / (time.perf_counter() - middle)
 
 
-@torch.inference_mode()
-def in_transformers(folder: str, windows: torch.Tensor) -> dict:
+def in_transformers(folder: str, windows: torch.Tensor) -> Opened:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    told = [_told(model(input_ids=window[None], use_cache=False).logits, window) for window in windows]
-    prompt = windows[:1, : windows.shape[1] // 2]
 
-    def speeds() -> tuple[float, float]:
-        state: dict = {}
-
-        def read() -> None:
-            state["out"] = model(input_ids=prompt, use_cache=True)
-
-        def write() -> None:
-            for _ in range(WRITTEN):
-                following = state["out"].logits[:, -1:].argmax(-1)
-                state["out"] = model(input_ids=following, past_key_values=state["out"].past_key_values, use_cache=True)
-
-        return timed(read, write, prompt.shape[1])
+    @torch.inference_mode()
+    def step(ids: torch.Tensor, cache: object) -> tuple[torch.Tensor, object]:
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        return out.logits, out.past_key_values
 
     size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-    return {"bytes": size, "told": told, "speeds": best(speeds)}
+    told = [_told(step(window[None], None)[0], window) for window in windows]
+    return Opened(size, told, lambda: timed(step, None, prompt_of(windows)))
 
 
-def in_llama_cpp(folder: str, windows: torch.Tensor, dtype: str, out: Path) -> dict:
-    file = out / f"{dtype}.gguf"
+def in_llama_cpp(folder: str, windows: torch.Tensor, dtype: str, out: Path) -> Opened:
+    file = out / f"{Path(folder).name}-{dtype}.gguf"
     made = ffncompress.export(folder, file, to="gguf", dtype=dtype, overwrite=True)
     print(made.summary, flush=True)
     context = windows.shape[1] + 8
     told = llama_cpp.ask(file, sequences=windows.tolist(), top=1, context=context, exact=False).log_probabilities
-    prompt = windows[0, : windows.shape[1] // 2].tolist()
-    generated = llama_cpp.ask(file, generate=[(prompt, WRITTEN)] * REPEATS, context=context, exact=False).generated
-    speeds = [(each["timings"]["prompt_per_second"], each["timings"]["predicted_per_second"]) for each in generated]
-    taken = iter(speeds)
-    return {
-        "bytes": made.bytes,
-        "told": [[position[0][1] if position else None for position in window] for window in told],
-        "speeds": best(lambda: next(taken)),
-        "verified": made.verified.max_difference,
-    }
+    prompt = prompt_of(windows)[0].tolist()
+
+    def speeds() -> Speeds:
+        answer = llama_cpp.ask(file, generate=[(prompt, WRITTEN)], context=context, exact=False).generated[0]
+        return answer["timings"]["prompt_per_second"], answer["timings"]["predicted_per_second"]
+
+    return Opened(made.bytes, [[place[0][1] if place else None for place in window] for window in told], speeds)
 
 
-def in_onnx(folder: str, windows: torch.Tensor, out: Path) -> dict:
-    made = ffncompress.export(folder, out / "onnx", to="onnx", overwrite=True)
+def in_onnx(folder: str, windows: torch.Tensor, out: Path) -> Opened:
+    made = ffncompress.export(folder, out / f"{Path(folder).name}-onnx", to="onnx", overwrite=True)
     print(made.summary, flush=True)
-    config = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).config
-    model = OnnxModel(out / "onnx", config, threads=1)
+    model = OnnxModel(out / f"{Path(folder).name}-onnx", AutoConfig.from_pretrained(folder), threads=1)
     told = [_told(model(window[None], model.empty_cache())[0], window) for window in windows]
-    prompt = windows[:1, : windows.shape[1] // 2]
+    return Opened(made.bytes, told, lambda: timed(model, model.empty_cache(), prompt_of(windows)))
 
-    def speeds() -> tuple[float, float]:
-        state: dict = {}
 
-        def read() -> None:
-            state["out"] = model(prompt, model.empty_cache())
-
-        def write() -> None:
-            for _ in range(WRITTEN):
-                logits, cache = state["out"]
-                state["out"] = model(logits[:, -1:].argmax(-1), cache)
-
-        return timed(read, write, prompt.shape[1])
-
-    return {"bytes": made.bytes, "told": told, "speeds": best(speeds), "verified": made.verified.max_difference}
+def prompt_of(windows: torch.Tensor) -> torch.Tensor:
+    return windows[:1, : windows.shape[1] // 2]
 
 
 def _told(logits: torch.Tensor, window: torch.Tensor) -> list[float]:
@@ -132,8 +118,12 @@ def table(results: dict) -> str:
             continue
         cells = [f"{one['bytes'] / 1e6:.1f} to {other['bytes'] / 1e6:.1f} ({other['bytes'] / one['bytes']:.2f}x)"]
         cells.append(f"{perplexity(one):.2f} to {perplexity(other):.2f}")
-        for before, after in zip(one["speeds"], other["speeds"], strict=True):
-            cells.append(f"{before:.1f} to {after:.1f} ({after / before:.2f}x)")
+        for before, after in zip(zip(*one["speeds"], strict=True), zip(*other["speeds"], strict=True), strict=True):
+            ratios = sorted(y / x for x, y in zip(before, after, strict=True))
+            cells.append(
+                f"{median(before):.1f} to {median(after):.1f} "
+                f"({median(ratios):.2f}x; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+            )
         rows.append(f"| {runtime} | {' | '.join(cells)} |")
     count = sum(sum(window) for window in kept)
     return "\n".join([*rows, f"\n{count:,} tokens are scored in every row."])
@@ -157,20 +147,24 @@ def main() -> None:
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
-        runs: dict[str, Callable[[str], dict]] = {
+        runs: dict[str, Callable[[str], Opened]] = {
             "transformers f32": lambda folder: in_transformers(folder, windows),
             "llama.cpp f16": lambda folder: in_llama_cpp(folder, windows, "f16", out),
             "llama.cpp q8_0": lambda folder: in_llama_cpp(folder, windows, "q8_0", out),
             "onnxruntime f32": lambda folder: in_onnx(folder, windows, out),
         }
         for runtime in RUNTIMES:
-            for name, folder in (("original", options.model), ("slimmed", options.slimmed)):
-                key = f"{name}, {runtime}"
-                if key not in results:
-                    start = time.perf_counter()
-                    results[key] = runs[runtime](folder)
-                    options.results.write_text(json.dumps(results))
-                    print(f"{key}: {time.perf_counter() - start:.0f} s, speeds {results[key]['speeds']}", flush=True)
+            if f"slimmed, {runtime}" in results:
+                continue
+            opened = {name: runs[runtime](getattr(options, folder)) for name, folder in MODELS.items()}
+            speeds: dict[str, list[Speeds]] = {name: [] for name in opened}
+            for _ in range(ROUNDS):
+                for name, model in opened.items():
+                    speeds[name].append(model.speeds())
+            for name, model in opened.items():
+                results[f"{name}, {runtime}"] = {"bytes": model.bytes, "told": model.told, "speeds": speeds[name]}
+            options.results.write_text(json.dumps(results))
+            print(f"{runtime}: {speeds}", flush=True)
     print(table(results))
 
 

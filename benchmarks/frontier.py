@@ -54,7 +54,7 @@ SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M,
 TASKS_AT = 0.25
 BYPASS_RANK = 64
 MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
-ORDER = ("dense model", "ours", "native", *MENU, *METHODS)
+ORDER = ("dense model", "ours", "native", "native, unrounded", *MENU, *METHODS)
 
 
 class Bench:
@@ -210,19 +210,24 @@ def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> d
     return {block.index: by_path[block.path] for block in bench.blocks if block.path in by_path}
 
 
-def native(bench: Bench) -> None:
+def native(bench: Bench, row: str = "native", align: int | None = None) -> None:
     """One width for all blocks, refitted in order: what `plan --native` makes of a size, without its menus."""
-    todo = bench.missing("native")
+    todo = bench.missing(row)
     if not todo:
         return
     choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
     metrics = loss_metrics(bench.model, bench.blocks, bench.fit[: GRADIENT_TOKENS // bench.context], bench.run)
     for share in todo:
-        settings = PlanSettings(budget=budget(bench.sizes[share]), target="native", **bench.settings)
+        settings = PlanSettings(budget=budget(bench.sizes[share]), target="native", align=align, **bench.settings)
         width = width_within_size(bench.model, bench.blocks, settings)
         shapes = {block.index: Shape("neurons", width) for block in bench.blocks}
         modules = refit(bench.model, bench.blocks, shapes, bench.fit, choose, bench.run, metrics=metrics, inner=True)
-        bench.record("native", share, bench.edited(modules), width=width)
+        bench.record(row, share, bench.edited(modules), width=width)
+
+
+def unrounded(bench: Bench) -> None:
+    """The same with `--align 1`: as many parameters as the peers' rows, whose widths nobody rounds."""
+    native(bench, "native, unrounded", align=1)
 
 
 def budget(size: int) -> str:
@@ -317,6 +322,11 @@ def table(bench: Bench) -> str:
     return "\n".join(lines)
 
 
+PARTS = {
+    "dense": dense, "ours": ours, "native": native, "unrounded": unrounded, "peers": peers, "menu": menu_alone
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path)
@@ -324,14 +334,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--only", choices=["smollm2", "stories15m"])
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--parts", nargs="+", default=["dense", "ours", "native", "peers", "menu"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["dense", "ours", "native", "peers", "menu"])
     parser.add_argument("--shares", nargs="+", type=float, choices=SHARES, default=SHARES)
     options = parser.parse_args()
     for name in [options.only] if options.only else ["stories15m", "smollm2"]:
         tasks = options.tasks if name == "smollm2" else 0
         bench = Bench(name, options.models, options.data, options.results, tasks, tuple(options.shares))
         for part in options.parts:
-            {"dense": dense, "ours": ours, "native": native, "peers": peers, "menu": menu_alone}[part](bench)
+            PARTS[part](bench)
         print(f"\n## {name}\n\n{table(bench)}")
 
 

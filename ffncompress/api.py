@@ -267,7 +267,7 @@ def run(
     target = Path(recipe.output if output is None else output)
     plan_directory = target.with_name(f"{target.name}-plan") if target.name else target
     inputs = [recipe_file, local_path(recipe.model), *recipe.plan.data, *recipe.plan.choose_data, recipe.eval.data]
-    inputs += recipe.eval.also
+    inputs += [*recipe.eval.also, *recipe.eval.tasks, recipe.eval.baseline]
     journal = Journal(working_folder(check_place(target, inputs)), text)
     with ExitStack() as claims:
         places: tuple[tuple[Path, ArtifactKind], ...] = ((target, "checkpoint"), (plan_directory, "plan"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ffncompress.errors import BudgetError
 
 DEFAULT_LIMIT = "5%"
+BASELINE_MARGIN = "1%"
 LINEAR_KINDS = ("dense", "low-rank", "constant")
 KINDS = (*LINEAR_KINDS, "neurons", "hybrid")
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ffncompress import __version__
-from ffncompress.checkpoint.origin import CARD_FILE, GATE_FILE, META
+from ffncompress.checkpoint.origin import CARD_FILE, GATE_FILE, GATE_PAGE, META
 from ffncompress.errors import ArtifactError
 from ffncompress.storage.files import write_file
 from ffncompress.storage.manifest import ArtifactKind, Manifest
 from ffncompress.storage.working import check_working, open_working, remove_working
 
-AMENDED = (CARD_FILE, f"{META}/{GATE_FILE}")  # files of a checkpoint that later verbs rewrite
+AMENDED = (CARD_FILE, f"{META}/{GATE_FILE}", f"{META}/{GATE_PAGE}")  # files of a checkpoint that later verbs rewrite
 
 
 class Journal:

@@ -67,6 +67,7 @@ class Recipe(BaseModel):
         """The recipe's text as it may leave this machine: with names where it had paths."""
         sources = [*self.plan.data, *self.plan.choose_data, *self.apply.data, *self.eval.also, self.eval.data or ""]
         named = {source: public_name(source) for source in sources if source}
+        named |= {file: Path(file).name for file in (*self.eval.tasks, self.eval.baseline or "") if file}
         is_place = self.model.startswith(("/", ".", "~")) or os.path.exists(self.model)
         named |= {place: Path(place).name for place in (self.output, *([self.model] if is_place else []))}
         for place in sorted(named, key=len, reverse=True):

@@ -15,7 +15,7 @@ from ffncompress.planning.planner import make_plan
 from ffncompress.planning.replan import replan
 from ffncompress.planning.saving import save_plan
 from ffncompress.records.plan import PLAN_FILE, Plan
-from ffncompress.runtime.progress import Progress
+from ffncompress.runtime.progress import Progress, Timed
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Stages
 from ffncompress.runtime.workers import Workers
@@ -62,12 +62,12 @@ def plan_into(
         stages = claims.enter_context(Stages(working, workers))
         if workers.from_main(done):  # its last run was killed after that
             return Plan.load(output)
-        moments = None
+        moments, timed = None, Timed(progress)
         if replans:
-            again = partial(replan, model, settings, progress, trust_remote_code=trust_remote_code)
+            again = partial(replan, model, settings, timed, trust_remote_code=trust_remote_code)
             made, tensors = workers.once(again)
         else:
-            run = Run(workers, progress, stages)
+            run = Run(workers, timed, stages)
             made, tensors, moments = make_plan(
                 model, settings, run, revision=revision, trust_remote_code=trust_remote_code
             )
@@ -78,7 +78,7 @@ def plan_into(
                 placing(manifest)
                 note(manifest)
 
-            made = save_plan(made, output, tensors, moments, overwrite=overwrite, placing=both)
+            made = save_plan(made, output, tensors, moments, timings=timed.seconds, overwrite=overwrite, placing=both)
     made = workers.from_main(made)
     workers.wait()
     return made

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ffncompress.budgets import DEFAULT_LIMIT, Budget, Limit, parse_kinds, parse_speed
+from ffncompress.budgets import BASELINE_MARGIN, DEFAULT_LIMIT, Budget, Limit, parse_kinds, parse_speed
 from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -163,6 +163,19 @@ class EvalSettings(_Settings):
     device: str = "auto"
     repeats: int = Field(5, ge=1, le=1000)
     prompt: str | None = None
+    tasks: list[Name] = []  # names of lm-eval's own, and local YAML files
+    limit: int | None = Field(None, ge=1, le=10_000_000)  # examples of each task
+    max_drop: float | None = Field(None, ge=0, le=100)  # points of accuracy, the mean over tasks
+    baseline: Name | None = None  # a gate.json to compare with
+    baseline_margin: LimitText = BASELINE_MARGIN
+
+    @model_validator(mode="after")
+    def _a_drop_is_of_tasks(self) -> EvalSettings:
+        if self.max_drop is not None and not self.tasks:
+            raise ValueError("max_drop is about the accuracy on tasks; name some with --tasks")
+        if self.limit is not None and not self.tasks:
+            raise ValueError("limit is about the examples of tasks; name some with --tasks")
+        return self
 
 
 class PushSettings(_Settings):

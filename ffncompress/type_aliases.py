@@ -14,3 +14,4 @@ DeviceMap: TypeAlias = Any  # what accelerate takes for one: a word, or a mappin
 LoadingInfo: TypeAlias = Any  # what transformers counts at the end of loading
 TypeForm: TypeAlias = Any  # what pydantic takes for a type: a class, a union, a list of them
 Json: TypeAlias = Any  # parsed, and not looked at yet
+Frame: TypeAlias = Any  # a pandas DataFrame: pandas is imported where one is asked for

@@ -14,14 +14,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ffncompress"
 # from the ground up: a floor may import from those before it
 FLOORS = [
-    "storage", "runtime", "recovery", "text", "records", "models", "replacement", "passes", "planning", "checkpoint",
-    "exporting", "gate", "profiling", "cli",
+    "storage", "runtime", "recovery", "text", "records", "pages", "models", "replacement", "passes", "planning",
+    "checkpoint", "exporting", "gate", "profiling", "cli",
 ]  # fmt: skip
 GROUND = {
     "__init__",
     "errors",
     "sanitize",
     "schema",
+    "notebooks",
     "type_aliases",
     "budgets",
     "settings",

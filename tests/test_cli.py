@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from xml.etree import ElementTree
 import pytest
 from fresh_process import COMMAND, OURS, run_python, start_python
 
-from ffncompress.cli import run
+from ffncompress import Plan
+from ffncompress.cli import plan_tables, run
+from ffncompress.records.plan import FrontierPoint
+from ffncompress.records.task import MEASURES
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
@@ -174,3 +178,41 @@ def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file.write_bytes(b"GGUF" + b"\0" * 60)
     assert run(["plan", str(file), "-o", str(tmp_path / "p")]) == 2
     assert "broken.gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", MEASURES)
+def test_a_plan_fits_80_columns_and_explains_itself(
+    task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, whatever the model is for; wide cells too."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "25")  # without it COLUMNS does not count
+    plan = Plan.load(Path(__file__).parent / "data" / "plan-of-0.4")
+    wide = {"kind": "hybrid", "width": 12288, "rank": 1024}
+    choice = plan.blocks[1].choice.model_copy(update=wide)
+    swap = plan.blocks[1].swap.model_copy(update={**wide, "delta": 1e7, "delta_error": 123.4})
+    points = [
+        FrontierPoint(
+            parameters=7_000_000_000 - 10**9 * i, share=1 - i / 7, predicted_loss=0.1, measured_perplexity=None,
+            expected_perplexity=1000.0 * 1.2**(i * i),
+        )
+        for i in range(5)
+    ]  # fmt: skip
+    changes = {
+        "base": plan.base.model_copy(update={"task": task}),
+        "blocks": [plan.blocks[1].model_copy(update={"choice": choice, "swap": swap})] * 40,
+        "frontier": points,
+    }
+    shown = plan.model_copy(update=changes)
+    plan_tables.print_plan(shown)
+    plan_tables.print_frontier(shown, None)
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert "…" not in out
+    assert "12288n+r1024" in out
+    assert "< it bends here" in out
+    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
+    for header in [line for line in out.splitlines() if line.lstrip().startswith(("block ", "share  "))][:2]:
+        for column in set(header.split()) - {"block", "parameters"}:
+            assert column in lines, column  # a line of its own below the table

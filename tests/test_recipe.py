@@ -59,9 +59,13 @@ def test_a_missing_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "section", "elsewhere"),
     [
-        ("plan", PlanSettings, {"model", "revision", "trust_remote_code", "output", "overwrite", "json_file"}),
+        (
+            "plan",
+            PlanSettings,
+            {"model", "revision", "trust_remote_code", "output", "overwrite", "json_file", "timings"},
+        ),
         ("apply", ApplySettings, {"plan_folder", "model", "output", "overwrite", "trust_remote_code"}),
-        ("eval", EvalSettings, {"folder", "model", "base", "json_file", "junit", "trust_remote_code"}),
+        ("eval", EvalSettings, {"folder", "model", "base", "json_file", "junit", "summary", "trust_remote_code"}),
         ("push", PushSettings, {"folder"}),
     ],
 )

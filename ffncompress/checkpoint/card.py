@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffncompress.checkpoint.origin import CARD_FILE
+from ffncompress.records.commands import plan_words, short_name
 from ffncompress.records.origin import Origin
 from ffncompress.records.task import AUTO_CLASSES, MEASURES, Task
 from ffncompress.sanitize import in_command, in_markdown, plain
@@ -63,7 +64,7 @@ def _front_matter(plan: Plan, origin: Origin, gate: GateResult | None) -> ModelC
         base_model=plan.base.name if origin.base_is_hub else None,
         base_model_relation="quantized" if origin.base_is_hub else None,  # the Hub's word for a slimmed copy
         tags=["ffncompress", "compression", "feed-forward-replacement"],
-        model_name=f"{plain(_short(plan))}, slimmed" if gate else None,
+        model_name=f"{plain(short_name(plan))}, slimmed" if gate else None,
         eval_results=_eval_results(gate) if gate else None,
     )
 
@@ -86,12 +87,15 @@ def _eval_results(gate: GateResult) -> list[EvalResult]:
             if value is not None
         ]
 
-    return [result for text in (gate.main, *gate.also) for result in results(text)]
-
-
-def _short(plan: Plan) -> str:
-    """The base's name without anybody's folders in it."""
-    return plan.base.name if plan.base.revision else Path(plan.base.name).name
+    accuracies = [
+        EvalResult(
+            task_type=_TASKS[gate.task], dataset_type=plain(task.task), dataset_name=plain(task.task),
+            metric_type=plain(task.metric), metric_name=f"{plain(task.metric)}, {task.examples} examples",
+            metric_value=round(task.slimmed, 4),
+        )
+        for task in gate.tasks
+    ]  # fmt: skip
+    return [*(result for text in (gate.main, *gate.also) for result in results(text)), *accuracies]
 
 
 def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str:
@@ -99,7 +103,7 @@ def _body(plan: Plan, origin: Origin, gate: GateResult | None, repo: str) -> str
     count, kind = len(plan.replaced), AUTO_CLASSES[plan.base.task]
     trained = "" if _healing(origin) else "; nothing was trained"
     sections = [
-        f"# {in_markdown(_short(plan))}, slimmed by ffncompress",
+        f"# {in_markdown(short_name(plan))}, slimmed by ffncompress",
         f"{count} of {len(plan.blocks)} feed-forward blocks are replaced by smaller closed-form ones{trained}. "
         f"The whole model keeps {100 * ratios['whole_model']:.1f} % of its parameters "
         f"({origin.parameters_before:,} to {origin.parameters_after:,}), all FFNs "
@@ -150,23 +154,8 @@ def _apply_command(origin: Origin) -> str:
 
 
 def reproduce_command(plan: Plan) -> str:
-    """The command line that makes this plan again."""
-    settings = plan.settings
-    words = ["ffncompress", "plan", _short(plan)]
-    for option in ("budget", "max_delta", "target_speed", "at", "kinds", "align"):
-        value = getattr(settings, option)
-        words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
-    words += ["--for", settings.target] if settings.target else []
-    words += ["--no-refit"] if not settings.refit else []
-    words += ["--revision", plan.base.revision] if plan.base.revision else []
-    for text in plan.fit_text:
-        words += ["--data", Path(text.source).name if "/" in text.source and ":" not in text.source else text.source]
-    for name in settings.choose_data:
-        words += ["--choose-data", Path(name).name]
-    words += ["--blocks", settings.blocks] if settings.blocks else []
-    words += ["--context", str(settings.context)] if settings.context else []
-    words += ["--tokens", str(settings.tokens), "--seq-len", str(settings.seq_len), "--seed", str(settings.seed)]
-    return " ".join(in_command(word) for word in words)
+    """The command that makes the plan, without anybody's folders in it."""
+    return " ".join(in_command(word) for word in plan_words(plan))
 
 
 def _gate_table(gate: GateResult) -> str:
@@ -184,6 +173,8 @@ def _gate_table(gate: GateResult) -> str:
                 f"| {name} | {text.context} | {text.tokens:,} | {unit} | {before:.3f} | {after:.3f} | "
                 f"{after - before:+.3f} ({100 * (after / before - 1):+.2f} %) |"
             )
+    rows += _agreement_lines(gate)
+    rows += _task_table(gate)
     verdict = "passed" if gate.passed else "FAILED"
     speed = gate.speed
     rows.append(
@@ -194,6 +185,36 @@ def _gate_table(gate: GateResult) -> str:
     if gate.limit_warning:
         rows.append(f"\nOf the limit: {gate.limit_warning}.")
     return "\n".join(rows)
+
+
+def _agreement_lines(gate: GateResult) -> list[str]:
+    found = [(in_markdown(Path(text.text).name), text.agreement) for text in (gate.main, *gate.also)]
+    return [
+        f"\nOn {name}, both models hold the same token for the likeliest at {100 * alike.same_top:.1f} % of places; "
+        f"KL(base || slimmed) is {alike.kl:.4f} nats per token."
+        for name, alike in found
+        if alike
+    ]
+
+
+def _task_table(gate: GateResult) -> list[str]:
+    """Accuracies with their standard errors; that of the change is of paired examples."""
+    if not gate.tasks:
+        return []
+
+    def spread(error: float | None) -> str:
+        return "" if error is None else f" ± {100 * error:.1f}"
+
+    rows = ["\n| task | examples | majority | base | slimmed | change |", "| --- | --- | --- | --- | --- | --- |"]
+    for task in gate.tasks:
+        majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
+        rows.append(
+            f"| {in_markdown(task.task)} ({in_markdown(task.metric)}) | {task.examples:,} | {majority} | "
+            f"{100 * task.base:.1f}{spread(task.base_error)} % | "
+            f"{100 * task.slimmed:.1f}{spread(task.slimmed_error)} % | "
+            f"{-100 * task.drop:+.1f}{spread(task.drop_error)} |"
+        )
+    return rows
 
 
 def _block_table(plan: Plan) -> str:

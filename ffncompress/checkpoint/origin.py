@@ -20,6 +20,7 @@ from ffncompress.storage.manifest import MANIFEST_FILE, Manifest
 
 META = "ffncompress"
 ORIGIN_FILE, RECIPE_FILE, GATE_FILE, CARD_FILE = "origin.json", "recipe.yaml", "gate.json", "README.md"
+GATE_PAGE = "gate.html"
 BEFORE_MANIFESTS = ("0.1.", "0.2.", "0.3.")  # releases whose checkpoints have none
 R = TypeVar("R", bound=Record)
 

@@ -5,11 +5,12 @@
     OUT/ffncompress/plan.json, profile.png              why each block was treated so
     OUT/ffncompress/origin.json                         base model, revision, fingerprints, versions, parameters
     OUT/ffncompress/recipe.yaml                         the recipe, where there was one
-    OUT/ffncompress/gate.json                           the gate's result, once `ffncompress eval` has run
+    OUT/ffncompress/gate.json, gate.html                the gate's result, once `ffncompress eval` has run
     OUT/README.md                                       the model card
     OUT/ffncompress.json                                size and checksum of every file
 
 A native plan's is a stock checkpoint of the family beside that: a number in config.json is smaller, nothing is added.
+A plan's page stays with the plan: whatever lies in its folder may be a stranger's, and a checkpoint is uploaded.
 It is written beside its place, reloaded from there, compared with the model in memory, and only then renamed.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from ffncompress import __version__
+from ffncompress.cli.eval_command import evaluate
 from ffncompress.cli.export_command import export
 from ffncompress.cli.options import (
     DTYPES,
@@ -17,6 +19,7 @@ from ffncompress.cli.options import (
     junit_option,
     overwrite_option,
     resumable,
+    summary_option,
     target_options,
     trust_option,
 )
@@ -36,6 +39,7 @@ def cli(context: click.Context) -> None:
         alone(str(context.invoked_subcommand))
 
 
+cli.add_command(evaluate)
 cli.add_command(export)
 
 
@@ -58,6 +62,7 @@ cli.add_command(export)
 @click.option("--seq-len", type=int, default=128, show_default=True, help="Tokens in a window.")
 @click.option("--context", type=int, help="Window of the joint check.  [default: as in eval, 512 or the model's own]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which windows are drawn.")
+@click.option("--timings", is_flag=True, help="Print how long each stage took; plan.html has it too.")
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @trust_option
 @device_options
@@ -65,7 +70,7 @@ cli.add_command(export)
 @json_option
 def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
-    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], **settings: Any,
+    trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], timings: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Score every FFN of MODEL and choose what becomes of it.
 
@@ -84,17 +89,20 @@ def plan(
     docstrings that Python ships). What is fitted on, chosen on and reported on is disjoint.
     """
     from ffncompress import api
-    from ffncompress.cli import console, tables
+    from ffncompress.cli import console, plan_tables
 
-    output = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output
+    output, start = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output, time.monotonic()
     with resumable(output), console.progress_bars() as progress:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
             progress=progress, data=list(data), choose_data=list(choose_data), **settings,
         )  # fmt: skip
-    tables.print_plan(made, to_stderr=json_file == "-")
-    next_step = f"   Next: ffncompress apply {output} -o FOLDER" if made.replaced else ""
-    console.say(f"Plan: {output}{next_step}", to_stderr=json_file == "-")
+    to_stderr = json_file == "-"
+    plan_tables.print_plan(made, to_stderr=to_stderr)
+    if timings:
+        plan_tables.print_timings(output, to_stderr=to_stderr)
+    plan_tables.print_written(made, output, time.monotonic() - start, to_stderr=to_stderr)
+    plan_tables.print_frontier(made, output, model=model, data=data, choose_data=choose_data, to_stderr=to_stderr)
     console.write_json(json_file, made.model_dump_json(indent=1))
 
 
@@ -182,50 +190,6 @@ def apply(
     console.say(f"Reloaded from disk: its answers are equal. Next: ffncompress eval {output}")
 
 
-@cli.command(name="eval")
-@click.argument("folder", metavar="OUT")
-@click.option("--data", metavar="TEXT", help="Text to report on.  [default: the part that the plan left alone]")
-@click.option("--also", multiple=True, metavar="TEXT", help="Out-of-domain text to report too; may be repeated.")
-@click.option("--max-delta", metavar="LIMIT", help="The gate: 5% of the base's, or 1.0.  [default: the plan's]")
-@click.option("--context", type=int, help="Context length.  [default: 512, or the model's own if shorter]")
-@click.option("--tokens", type=int, default=16_384, show_default=True, help="Tokens of each text.")
-@click.option("--batch-size", type=int, default=4, show_default=True)
-@click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
-@click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
-@click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
-@click.option("--base", metavar="MODEL", help="Compare with this model; then OUT may be any model, slimmed or not.")
-@trust_option
-@device_options
-@json_option
-@junit_option
-def evaluate(
-    folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
-    json_file: str | None, junit: str | None, **settings: Any,
-) -> int:  # fmt: skip
-    """Perplexity of OUT and of its base, and a verdict.
-
-    With --base, any two models that read the same tokens: a slimmed one that was fine-tuned and saved, for one.
-    Nothing is written into OUT then.
-
-    The perplexity is lm-eval's. Exit code 0: within the limit. 1: the gate failed. 2: bad input.
-
-    TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
-    """
-    from ffncompress import api
-    from ffncompress.cli import console, tables
-
-    with console.progress_bars() as progress:
-        result = api.evaluate(
-            folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
-            **settings,
-        )  # fmt: skip
-    tables.print_gate(result, to_stderr=json_file == "-")
-    console.write_json(json_file, result.model_dump_json(indent=1))
-    if junit:
-        console.write_junit(junit, result)
-    return 0 if result.passed else 1
-
-
 @cli.command()
 @click.argument("folder", metavar="OUT")
 @click.argument("repo", metavar="USER/REPO")
@@ -272,6 +236,7 @@ def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
 @overwrite_option
 @json_option
 @junit_option
+@summary_option
 def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
     return run_recipe(Path(recipe), trust_remote_code=trust_remote_code, **options)
@@ -297,7 +262,7 @@ def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str 
 def show(folder: str, json_file: str | None) -> None:
     """What a plan, a slimmed model or a report is, and why."""
     from ffncompress.checkpoint import origin
-    from ffncompress.cli import console, tables
+    from ffncompress.cli import console, plan_tables, tables
     from ffncompress.profiling.records import STUDY_FILE, Study
     from ffncompress.records.plan import Plan
 
@@ -312,7 +277,8 @@ def show(folder: str, json_file: str | None) -> None:
         origin.verify_files(folder)
     made = origin.read_plan(folder) if is_checkpoint else Plan.load(folder)
     if json_file != "-":
-        tables.print_plan(made, reasons=True)
+        plan_tables.print_plan(made, reasons=True)
+        plan_tables.print_frontier(made, None if is_checkpoint else folder)
         if is_checkpoint:
             tables.print_checkpoint(folder)
     console.write_json(json_file, made.model_dump_json(indent=1))

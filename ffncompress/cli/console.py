@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
-from xml.etree import ElementTree
+from typing import Any, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
@@ -17,9 +16,6 @@ from rich.text import Text
 from ffncompress.runtime.launch import rank
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.sanitize import plain
-
-if TYPE_CHECKING:
-    from ffncompress.records.gate import GateResult
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -118,22 +114,3 @@ def write_json(file: str | None, content: str) -> None:
             stop_printing()
     elif file:
         write_file(file, content + "\n")
-
-
-def write_junit(file: str, result: GateResult) -> None:
-    """One test case for the gate, one for each text that is only reported."""
-    from ffncompress.storage.files import write_file
-
-    suite = ElementTree.Element("testsuite", name="ffncompress", tests=str(1 + len(result.also)))
-    suite.set("failures", str(0 if result.passed else 1))
-    for text in (result.main, *result.also):
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="ffncompress.gate", name=plain(f"perplexity on {text.text}")
-        )
-        base, slimmed = text.headline
-        summary = plain(f"{base:.3f} to {slimmed:.3f} ({100 * text.relative:+.2f} %), limit {result.limit}")
-        ElementTree.SubElement(case, "system-out").text = summary
-        if text is result.main and not result.passed:
-            summary += f"; not to be believed: {result.doubt}" if result.doubt else ""
-            ElementTree.SubElement(case, "failure", message=summary)
-    write_file(file, ElementTree.tostring(suite, encoding="unicode") + "\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ffncompress.budgets import BASELINE_MARGIN
 from ffncompress.errors import ProcessError
 
 INTERRUPTED = 130
@@ -59,6 +60,24 @@ json_option = click.option(
     callback=_can_be_written,
     help="Write the result as JSON; - is standard output.",
 )
+summary_option = click.option(
+    "--summary",
+    metavar="FILE",
+    callback=_can_be_written,
+    help="Append the result as Markdown: $GITHUB_STEP_SUMMARY, a comment.",
+)
+task_options = options(
+    click.option("--tasks", metavar="LIST", help="Accuracy too: arc_easy,hellaswag,... of lm-eval, or my.yaml."),
+    click.option("--limit", type=int, metavar="N", help="Examples of each task.  [default: all]"),
+    click.option("--max-drop", type=float, metavar="POINTS", help="Accuracy may fall by so many points, on average."),
+)
+baseline_options = options(
+    click.option("--baseline", metavar="FILE", help="Compare with a result that --json wrote, and hold it to that."),
+    click.option(
+        "--baseline-margin", default=BASELINE_MARGIN, metavar="LIMIT", show_default=True,
+        help="By how much perplexity may be above the baseline's.",
+    ),
+)  # fmt: skip
 junit_option = click.option("--junit", metavar="FILE", callback=_can_be_written, help="Write the verdict as JUnit XML.")
 
 

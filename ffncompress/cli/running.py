@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffncompress.cli.options import resumable
+
+if TYPE_CHECKING:
+    from ffncompress.records.gate import GateResult
 
 
 def run_recipe(
     recipe: Path, output: str | None, overwrite: bool, json_file: str | None, junit: str | None,
-    trust_remote_code: bool = False,
+    summary: str | None = None, trust_remote_code: bool = False,
 ) -> int:  # fmt: skip
     """Run a recipe, print what each stage made, write what was asked for; returns the exit code."""
     from ffncompress import api
+    from ffncompress.checkpoint.origin import GATE_PAGE, META
     from ffncompress.cli import console, tables
     from ffncompress.recipe import Recipe
 
@@ -23,7 +28,18 @@ def run_recipe(
             recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
             report=lambda made: tables.print_stage(made, to_stderr=to_stderr),
         )  # fmt: skip
+    page = Path(target) / META / GATE_PAGE
+    console.say(f"To look at: {page}", to_stderr=to_stderr)
+    return write_verdict(result, json_file, junit, summary)
+
+
+def write_verdict(result: GateResult, json_file: str | None, junit: str | None, summary: str | None) -> int:
+    """Write a gate's result in the forms that were asked for; returns the exit code."""
+    from ffncompress.cli import console, reports
+
     console.write_json(json_file, result.model_dump_json(indent=1))
     if junit:
-        console.write_junit(junit, result)
+        reports.write_junit(junit, result)
+    if summary:
+        reports.append_summary(summary, result)
     return 0 if result.passed else 1

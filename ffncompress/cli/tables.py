@@ -1,4 +1,4 @@
-"""What a person reads: a plan, a study, a checkpoint and a verdict as tables within 100 columns."""
+"""What a person reads: a study, a checkpoint and a verdict as tables within 100 columns; plan_tables has the plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ffncompress.cli.console import bare_table, make_console, say
+from ffncompress.cli.plan_tables import delta_in_short, print_frontier, print_plan
+from ffncompress.cli.reports import points, verdict_of, with_error
 
 if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
     from ffncompress.records.gate import GateResult
-    from ffncompress.records.plan import Plan, Replacement
+    from ffncompress.records.plan import Plan
 from ffncompress.records.task import MEASURES
 
 
@@ -22,71 +24,18 @@ def print_stage(made: Plan | Path | GateResult | str, *, to_stderr: bool = False
     """What a stage of `run` made."""
     from ffncompress.records.gate import GateResult
     from ffncompress.records.plan import Plan
+    from ffncompress.records.plan_files import PAGE_FILE
 
     if isinstance(made, Plan):
         print_plan(made, to_stderr=to_stderr)
+        print_frontier(made, None, to_stderr=to_stderr)
     elif isinstance(made, GateResult):
         print_gate(made, to_stderr=to_stderr)
+    elif isinstance(made, Path):
+        page = made / PAGE_FILE
+        say(f"Written: {made}{f'   To look at: {page}' if page.is_file() else ''}", to_stderr=to_stderr)
     else:
-        say(f"Written: {made}" if isinstance(made, Path) else f"Pushed: {made}", to_stderr=to_stderr)
-
-
-def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) -> None:
-    """The blocks of a plan at a glance; with reasons, why each was treated so."""
-    console = make_console(to_stderr)
-    wide = console.width >= 96  # a narrow terminal gets what decides; plan.json has the rest
-    extra = ("median", "ranks i/o/m", "cond") if wide else ()
-    table = bare_table(
-        "block",
-        "R2_lin",
-        *extra,
-        "predicted",
-        "swap dPPL" if plan.base.task == "causal" else "swap cost",
-        "tried:text",
-        "becomes:text",
-    )
-    for block in plan.blocks:
-        scores, swap = block.scores, block.swap
-        ranks = (scores.effective_rank_input, scores.effective_rank_output, scores.effective_rank_map)
-        details = (
-            f"{scores.r2_median_feature:.2f}",
-            "/".join(f"{rank:.0f}" for rank in ranks),
-            f"{scores.condition_number:.0e}",
-        )
-        table.add_row(
-            str(block.index),
-            f"{scores.r2_lin:.3f} ±{scores.r2_lin_error:.3f}",
-            *(details if wide else ()),
-            _delta(swap.predicted_delta),
-            f"{_delta(swap.delta)} ±{swap.delta_error:.2f}",
-            _short(swap),
-            Text(_short(block.choice) if block.choice else "-", style="bold cyan" if block.replace else "dim"),
-        )
-    texts = ", ".join(Path(text.source).name for text in plan.choose_text)
-    tokens = sum(text.tokens for text in plan.choose_text)
-    console.print(Text(f"{plan.base.name} ({plan.base.family}), {plan.settings.asks()}", style="bold"))
-    console.print(
-        Text(
-            f"base {MEASURES[plan.base.task]} {plan.base_perplexity:.2f} on {tokens:,} held-out tokens of {texts}, "
-            f"context {plan.settings.seq_len}"
-        )
-    )
-    console.print(table)
-    if reasons:
-        for block in plan.blocks:
-            console.print(Text(f"block {block.index}: {block.reason}"))
-    for reason in dict.fromkeys(plan.kept_layers.values()):
-        layers = [str(layer) for layer, why in plan.kept_layers.items() if why == reason]
-        console.print(Text(f"layer{'s' * (len(layers) > 1)} {', '.join(layers)} kept as they are: {reason}"))
-    console.print(Text(plan.summary, style="bold"))
-    if plan.replaced:
-        console.print(Text(_kept(plan)))
-        if plan.settings.limit is None and plan.final_check is not None:
-            console.print(Text(f"ffncompress eval will hold it to {plan.tolerance.limit}: {plan.tolerance.reason}"))
-            if plan.tolerance.warning:
-                console.print(Text(plan.tolerance.warning, style="yellow"))
-    if plan.frontier:
-        console.print(_frontier_table(plan))
+        say(f"Pushed: {made}", to_stderr=to_stderr)
 
 
 def print_study(study: Study, *, to_stderr: bool = False) -> None:
@@ -94,7 +43,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
     console = make_console(to_stderr)
     for profile in study.profiles:
         console.print(Text(f"{profile.name} ({profile.family}): {profile.provenance}", style="bold"))
-        console.print(Text(f"base perplexity {profile.base_perplexity:.2f}"))
+        console.print(Text(f"base {MEASURES[profile.task]} {profile.base_perplexity:.2f}"))
         console.print(_profile_table(profile, wide=console.width >= 96))
         if (found := profile.probe) is not None:
             words = f"probe: median gain {found.median_gain:.3f}, largest {found.largest_gain:.3f}"
@@ -121,7 +70,7 @@ def print_study(study: Study, *, to_stderr: bool = False) -> None:
 def _profile_table(profile: Profile, *, wide: bool) -> Table:
     extra = ("ranks i/o/m", "cond", "unrecovered") if wide else ()
     swapped, probed = profile.blocks[0].swap is not None, profile.blocks[0].probe is not None
-    more = ["swap dPPL"] * swapped + ["probe"] * probed
+    more = ["swap dPPL" if profile.task == "causal" else "swap cost"] * swapped + ["probe"] * probed
     table = bare_table("block", "R2_lin (95 %)", "median", *extra, *more, "regime:text")
     for block in profile.blocks:
         scores = block.scores
@@ -135,41 +84,11 @@ def _profile_table(profile: Profile, *, wide: bool) -> Table:
             f"{scores.r2_lin:.3f} ±{1.96 * scores.r2_lin_error:.3f}",
             f"{scores.r2_median_feature:.2f}",
             *(details if wide else ()),
-            *([_delta(block.swap.delta)] if block.swap else []),
+            *([delta_in_short(block.swap.delta)] if block.swap else []),
             *([f"{block.probe.gain:+.3f}"] if block.probe else []),
             block.regime,
         )
     return table
-
-
-def _frontier_table(plan: Plan) -> Table:
-    """Sizes, and the least perplexity that is expected there before replacements are refitted."""
-    table = bare_table("size", "share", "expected perplexity", "measured before refit", "rise")
-    base = plan.frontier[0].expected_perplexity
-    for point in plan.frontier:
-        measured = "" if point.measured_perplexity is None else f"{point.measured_perplexity:.2f}"
-        best = point.measured_perplexity or point.expected_perplexity
-        rise = f"{100 * (best / base - 1):+.1f} %"
-        table.add_row(f"{point.parameters:,}", f"{point.share:.3f}", f"{point.expected_perplexity:.2f}", measured, rise)
-    return table
-
-
-def _short(option: Replacement) -> str:
-    """480n for so many neurons, r16 for a rank: a cell of a table."""
-    if option.kind in ("dense", "constant"):
-        return option.kind
-    return "+".join([f"{option.width}n"] * bool(option.width) + [f"r{option.rank}"] * bool(option.rank))
-
-
-def _kept(plan: Plan) -> str:
-    ratios = plan.ratios
-    fewer = f"{1 / ratios['replaced_ffns']:.1f}x fewer" if ratios["replaced_ffns"] else "none left"
-    there = f", {size:,} as {plan.settings.target}" if (size := plan.parameters_at_target) else ""
-    return (
-        f"{plan.base.parameters:,} to {plan.parameters_after:,} parameters{there}\n"
-        f"kept: {100 * ratios['replaced_ffns']:.1f} % of the replaced FFNs ({fewer}), "
-        f"{100 * ratios['all_ffns']:.1f} % of all FFNs, {100 * ratios['whole_model']:.1f} % of the whole model"
-    )
 
 
 def print_checkpoint(folder: str | Path) -> None:
@@ -206,6 +125,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         if result.task == "embedding":
             before, after = (1 - math.log(each.token) for each in (text.base, text.slimmed))
             table.add_row(*_change("  mean cosine with the base's", before, after, ",.4f"))
+        if alike := text.agreement:
+            error = "" if alike.kl_error is None else f" ±{alike.kl_error:.4f}"
+            table.add_row("  KL from the base, nats per token", "", f"{alike.kl:.4f}{error}")
+            table.add_row("  same top token", "", f"{100 * alike.same_top:.1f} %")
+    for task in result.tasks:
+        majority = "-" if task.majority is None else f"{100 * task.majority:.1f} %"
+        table.add_row(f"{task.metric}, {_in_room(task.task)} ({task.examples:,} examples)")
+        right = (with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error))
+        table.add_row(f"  right (majority {majority})", *right, points(-task.drop, task.drop_error))
     sizes, speed = result.sizes, result.speed
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:
@@ -218,14 +146,17 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"prompt: {result.prompt}"))
         console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))
-    verdict = f"gate {'passed' if result.passed else 'FAILED'}: "
-    error = "" if result.main.rise_error is None else f" ±{100 * result.main.rise_error:.2f}"
-    verdict += f"{result.main.delta:+.3f} {MEASURES[result.task]} "
-    verdict += f"({100 * result.main.relative:+.2f}{error} %), limit {result.limit}"
-    verdict += f"; not to be believed: {result.doubt}" if result.doubt else ""
-    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
-    if result.limit_warning:
-        console.print(Text(result.limit_warning, style="yellow"))
+    if change := result.baseline:
+        (before, after), moved = change.parameters, [f"{change.relative:+.2%} {MEASURES[result.task]}"]
+        moved += [f"{after - before:+,} parameters"]
+        moved += [f"{points(now - then, None)} points on {name}" for name, (then, now) in change.accuracies.items()]
+        console.print(Text(f"since the baseline: {', '.join(moved)}"))
+    for held, words in verdict_of(result):
+        passed = held not in result.failed
+        verdict = f"gate {'passed' if passed else 'FAILED'}: {words}"
+        console.print(Text(verdict, style="bold green" if passed else "bold red"))
+    for warning in filter(None, (result.limit_warning, result.drop_warning)):
+        console.print(Text(warning, style="yellow"))
 
 
 def _side_by_side(base: str, slimmed: str, width: int) -> Table:
@@ -246,7 +177,3 @@ def _change(label: str, before: float, after: float, form: str = ",") -> tuple[s
     """A row: what it was, what it is, and the difference, absolute and relative."""
     relative = f"{100 * (after / before - 1):+.1f} %" if before else ""
     return label, f"{before:{form}}", f"{after:{form}}", f"{after - before:+{form}}", relative
-
-
-def _delta(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) < 1000 else f"{value:+.0e}"

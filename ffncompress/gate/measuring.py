@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from ffncompress import __version__
-from ffncompress.errors import TextError
+from ffncompress.budgets import Limit
+from ffncompress.errors import ModelError, TextError
+from ffncompress.gate.accuracy import load_tasks, measure_tasks
+from ffncompress.gate.agreement import agreement
+from ffncompress.gate.baseline import check_base, check_text, compare, read_baseline
+from ffncompress.gate.beside import first_words, go_on, measure_speed
 from ffncompress.gate.perplexity import (
     STOCK_TASK,
     Answer,
@@ -20,15 +21,16 @@ from ffncompress.gate.perplexity import (
     digest,
     facts_of,
     lm_eval_perplexity,
+    opened_pairs,
     own_loss,
     remember,
 )
-from ffncompress.models import ModelSource, forward
+from ffncompress.models import ModelSource
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.objective import objective_of, set_objective_
 from ffncompress.passes.reading import READING_TOKENS, check_ids, embedding_rows
-from ffncompress.records.gate import GateResult, Perplexities, Sizes, Speed, TextResult
+from ffncompress.records.gate import Agreement, Failure, GateResult, Perplexities, Sizes, TextResult
 from ffncompress.records.task import MEASURES, Task
 from ffncompress.records.tolerance import Tolerance, paired_rise
 from ffncompress.runtime.progress import Progress, step
@@ -37,8 +39,6 @@ from ffncompress.settings import EvalSettings
 from ffncompress.text.sources import Reading, Text, public_name
 from ffncompress.text.windows import Windows, document_windows
 from ffncompress.type_aliases import Model, Tokenizer
-
-NEW_TOKENS = 48
 
 
 @dataclass(frozen=True)
@@ -79,60 +79,98 @@ def judge(
         reading_of: how a text is read.
         short: the length of the windows in which the base also reads, to see whether longer ones harm it.
     """
-    base, slimmed, tokenizer, context, progress = pair.base, pair.slimmed, pair.tokenizer, pair.context, run.progress
+    base, slimmed, tokenizer, progress = pair.base, pair.slimmed, pair.tokenizer, run.progress
     task = objective_of(set_objective_(base, tokenizer)).task
     set_objective_(slimmed, tokenizer, base)
+    if settings.tasks and task != "causal":
+        raise ModelError("tasks are for models that go on with a text, which an encoder does not; leave --tasks out")
+    baseline = read_baseline(settings.baseline) if settings.baseline else None
+    if baseline:
+        check_base(baseline, base_name, pair.base_at.fingerprint())
+    tasks = load_tasks(settings.tasks)  # said before the work, not after it
     results: list[TextResult] = []
     doubt = None  # of the first text, which the verdict is on
     for text in texts:
         reading = reading_of(text) if text else "joined"
-        pieces = cut_pieces(text, tokenizer, context, settings.tokens, reading) if text else None
-        if pieces:
-            check_ids(base, tokenizer(pieces, verbose=False)["input_ids"])
-        facts = facts_of(pair.base_at.fingerprint(), pieces, context, str(base.device), pair.dtype, settings)
-        name = public_name(text.source) if text else STOCK_TASK
-        if task == "causal":
-            before = cached(facts)
-            if before is None:
-                before = lm_eval_perplexity(
-                    base, tokenizer, pieces, context, settings, progress, f"lm-eval: base on {name}"
-                )
-                remember(facts, before)
-            after = lm_eval_perplexity(
-                slimmed, tokenizer, pieces, context, settings, progress, f"lm-eval: slimmed on {name}"
-            )
-        else:
-            if pieces is None:
-                raise TextError("lm-eval's task is for models that go on with a text; give a text with --data")
-            before, after = (
-                own_loss(model, tokenizer, pieces, context, run, f"{MEASURES[task]} on {name}")
-                for model in (base, slimmed)
-            )
+        pieces = cut_pieces(text, tokenizer, pair.context, settings.tokens, reading) if text else None
+        before, after = _measure_text(pair, text, pieces, task, settings, run)
         if not results:
+            name = public_name(text.source) if text else STOCK_TASK
             few = document_windows(Text(name, "", tuple(pieces or ())), tokenizer, length=short, tokens=READING_TOKENS)
-            doubt = _doubt(before, after, context, base, few, run)
-        results.append(_text_result(text, pieces, context, before, after, reading))
-    prompt = settings.prompt or _prompt(texts[0])
+            doubt = _doubt(before, after, pair.context, base, few, run)
+        alike = _agreement(pair, after, settings, progress) if task == "causal" else None
+        results.append(_text_result(text, pieces, pair.context, before, after, reading, alike))
+        if baseline:
+            check_text(baseline, results[0])
+    prompt = settings.prompt or first_words(texts[0])
     with step(progress, "continuing a prompt"):
-        continuations = [_continue(model, tokenizer, prompt, task) for model in (base, slimmed)]
-    return GateResult(
+        continuations = [go_on(model, tokenizer, prompt, task) for model in (base, slimmed)]
+    result = GateResult(
         ffncompress_version=__version__,
         base_model=base_name,
+        base_sha256=pair.base_at.fingerprint(),
         weights_sha256=pair.slimmed_at.fingerprint(),
         dtype=pair.dtype,
         limit=str(tolerance.limit),
         limit_warning=tolerance.warning,
         task=task,
-        passed=doubt is None and tolerance.limit.allows(*results[0].headline),
+        passed=False,  # until it is judged
         doubt=doubt,
         main=results[0],
         also=results[1:],
         sizes=sizes,
-        speed=_measure_speed(base, slimmed, context, settings, progress),
+        speed=measure_speed(base, slimmed, pair.context, settings, progress),
         prompt=prompt,
         continuation_base=continuations[0],
         continuation_slimmed=continuations[1],
+        tasks=measure_tasks(base, slimmed, tokenizer, tasks, settings, progress),
+        max_drop=settings.max_drop,
     )
+    return with_verdict(result, tolerance.limit, baseline, settings.baseline_margin)
+
+
+def with_verdict(result: GateResult, limit: Limit, baseline: GateResult | None, margin: str) -> GateResult:
+    """The result with what it was held to: limits are on the figures as measured, errors are shown beside them."""
+    change = compare(result, baseline, margin) if baseline else None
+    failures: list[Failure] = []
+    if result.doubt is not None or not limit.allows(*result.main.headline):
+        failures.append("perplexity")
+    if result.max_drop is not None and result.mean_drop[0] > result.max_drop + 1e-9:  # a share is not exact
+        failures.append("accuracy")
+    if change and not Limit.parse(margin).allows(*change.perplexity):
+        failures.append("baseline")
+    return result.model_copy(update={"passed": not failures, "failures": failures, "baseline": change})
+
+
+def _measure_text(
+    pair: Pair, text: Text | None, pieces: list[str] | None, task: Task, settings: EvalSettings, run: Run
+) -> tuple[Answer, Answer]:
+    """What both models say of one text; the base's answers are remembered."""
+    base, slimmed, tokenizer, context, progress = pair.base, pair.slimmed, pair.tokenizer, pair.context, run.progress
+    name = public_name(text.source) if text else STOCK_TASK
+    if pieces:
+        check_ids(base, tokenizer(pieces, verbose=False)["input_ids"])
+    if task != "causal":
+        if pieces is None:
+            raise TextError("lm-eval's task is for models that go on with a text; give a text with --data")
+        label = f"{MEASURES[task]} on {name}"
+        return own_loss(base, tokenizer, pieces, context, run, label), own_loss(
+            slimmed, tokenizer, pieces, context, run, label
+        )
+    facts = facts_of(pair.base_at.fingerprint(), pieces, context, str(base.device), pair.dtype, settings)
+    before = cached(facts)
+    if before is None:
+        before = lm_eval_perplexity(base, tokenizer, pieces, context, settings, progress, f"lm-eval: base on {name}")
+        remember(facts, before)
+    label = f"lm-eval: slimmed on {name}"
+    return before, lm_eval_perplexity(slimmed, tokenizer, pieces, context, settings, progress, label)
+
+
+def _agreement(pair: Pair, read: Answer, settings: EvalSettings, progress: Progress) -> Agreement | None:
+    """Of both models on what the slimmed one has just read."""
+    windows = (window for page in read.pages for window in opened_pairs(page, pair.tokenizer, pair.context))
+    tokens = settings.batch_size * pair.context
+    return agreement(pair.base, pair.slimmed, windows, tokens, progress, "comparing predictions")
 
 
 def _text_result(
@@ -142,6 +180,7 @@ def _text_result(
     before: Answer,
     after: Answer,
     reading: Reading,
+    alike: Agreement | None,
 ) -> TextResult:
     def perplexities(answer: Answer) -> Perplexities:
         token = math.exp(min(-answer.log_likelihood / answer.tokens, 700.0))
@@ -157,6 +196,7 @@ def _text_result(
         slimmed=perplexities(after),
         reading=reading,
         rise_error=_rise_error(before, after),
+        agreement=alike,
     )
 
 
@@ -180,55 +220,3 @@ def _doubt(before: Answer, after: Answer, context: int, base: Model, short: Wind
     slimmed = MeanLoss.of(other, tokens, context).perplexity
     error = slimmed * MeanLoss.of(other - own, tokens, context).error
     return doubt_of_slimmed(at_check.perplexity, slimmed - at_check.perplexity, error)
-
-
-@torch.inference_mode()
-def _measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
-    """Forward passes over the same batch, interleaved so that a noisy machine hits both alike."""
-    ids = torch.randint(0, embedding_rows(base), (settings.batch_size, context), generator=torch.manual_seed(0))
-    ids = ids.to(base.device)
-    times: dict[int, list[float]] = {id(base): [], id(slimmed): []}
-    for round_ in progress(range(settings.repeats + 1), "measuring speed"):
-        for model in (base, slimmed):
-            start = time.perf_counter()
-            forward(model, ids)
-            if ids.is_cuda:
-                torch.cuda.synchronize()
-            if round_:  # the first round warms up
-                times[id(model)].append(time.perf_counter() - start)
-    slow, fast = statistics.median(times[id(base)]), statistics.median(times[id(slimmed)])
-    return Speed(
-        base=ids.numel() / slow,
-        slimmed=ids.numel() / fast,
-        ratio=slow / fast,
-        batch=(settings.batch_size, context),
-        repeats=settings.repeats,
-        device=str(ids.device.type),
-    )
-
-
-def _prompt(text: Text | None) -> str:
-    """The first words of the text's first paragraph of prose."""
-    if text is None:
-        return "The history of the city began"
-    paragraphs = [" ".join(p.split()) for document in text.documents[:20] for p in document.split("\n\n") if p.strip()]
-    prose = (p for p in paragraphs if len(p) > 120 and sum(c.isalpha() or c == " " for c in p) > 0.9 * len(p))
-    return " ".join(next(prose, paragraphs[0]).split()[:10])
-
-
-@torch.inference_mode()
-def _continue(model: Model, tokenizer: Tokenizer, prompt: str, task: Task) -> str:
-    """What a model makes of a prompt: how it goes on, or what it puts in the place of its last word."""
-    if task == "embedding":
-        return ""
-    if task == "masked":
-        hidden = tokenizer(f"{prompt} {tokenizer.mask_token}.", return_tensors="pt").to(model.device)["input_ids"]
-        logits = forward(model, hidden).logits[0, (hidden[0] == tokenizer.mask_token_id).nonzero()[-1, 0]]
-        return ", ".join(tokenizer.decode(each).strip() for each in logits.topk(5).indices)
-    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    ids = model.generate(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
-        max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=pad,
-    )  # fmt: skip
-    return str(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

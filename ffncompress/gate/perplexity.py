@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ffncompress import __version__
@@ -50,6 +50,7 @@ class Answer(BaseModel):
     byte: float | None
     piece_log_likelihoods: list[float]
     piece_tokens: list[int]  # that were scored
+    pages: list[str] = Field([], exclude=True)  # what was read; not remembered
 
     @property
     def losses(self) -> tuple[Tensor, Tensor]:
@@ -108,7 +109,7 @@ def lm_eval_perplexity(
     """Run lm-eval in process on a model object."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     stock_way = pieces is None and (tokenizer.bos_token_id is not None or tokenizer.eos_token_id is not None)
-    opened = None if stock_way else partial(_opened, tokenizer=tokenizer, context=context)
+    opened = None if stock_way else partial(opened_pairs, tokenizer=tokenizer, context=context)
     steps = iter(progress(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
     next(steps, None)
     handle = model.register_forward_hook(lambda *_: next(steps, None) and None)
@@ -116,12 +117,7 @@ def lm_eval_perplexity(
         with redirect_stderr(io.StringIO()):  # lm-eval's own bars; ours is already open
             import lm_eval
 
-            # logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad
-            # token is given one, which ours is not to have
-            lm = _kind_of_lm(opened)(
-                pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=settings.batch_size,
-                max_length=context, logits_cache=False, add_bos_token=False, backend="causal",
-            )  # fmt: skip
+            lm = make_lm(model, tokenizer, settings.batch_size, opened, max_length=context, add_bos_token=False)
             answer = lm_eval.evaluate(lm=lm, task_dict=_task_dict(pieces), bootstrap_iters=0, log_samples=True)
     finally:
         handle.remove()
@@ -145,7 +141,26 @@ def lm_eval_perplexity(
         byte=scores["byte_perplexity,none"],
         piece_log_likelihoods=found,
         piece_tokens=scored,
+        pages=pages,
     )
+
+
+def make_lm(
+    model: Model,
+    tokenizer: Tokenizer,
+    batch_size: int,
+    opened: Callable[[str], list[tuple[list[int], list[int]]]] | None = None,
+    **options: Any,
+) -> Any:
+    """lm-eval's coat around a model object.
+
+    Its logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad token is
+    given one, which ours is not to have.
+    """
+    return _kind_of_lm(opened)(
+        pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size, logits_cache=False,
+        backend="causal", **options,
+    )  # fmt: skip
 
 
 def own_loss(model: Model, tokenizer: Tokenizer, pieces: list[str], context: int, run: Run, label: str) -> Answer:
@@ -164,7 +179,7 @@ def own_loss(model: Model, tokenizer: Tokenizer, pieces: list[str], context: int
     )
 
 
-def _opened(page: str, tokenizer: Tokenizer, context: int) -> list[tuple[list[int], list[int]]]:
+def opened_pairs(page: str, tokenizer: Tokenizer, context: int) -> list[tuple[list[int], list[int]]]:
     """(what is given, what is scored) of a text, begun as the tokenizer begins one; mostly one pair."""
     start = opening_tokens(tokenizer)
     ids = tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]

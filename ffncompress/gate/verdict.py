@@ -12,13 +12,22 @@ from pathlib import Path
 from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.checkpoint.card import write_card
 from ffncompress.checkpoint.loading import load
-from ffncompress.checkpoint.origin import GATE_FILE, META, is_checkpoint, read_origin, read_plan, verify_files
+from ffncompress.checkpoint.origin import (
+    GATE_FILE,
+    GATE_PAGE,
+    META,
+    is_checkpoint,
+    read_origin,
+    read_plan,
+    verify_files,
+)
 from ffncompress.checkpoint.plugin import register
 from ffncompress.errors import FfncompressError, ModelError, TextError
 from ffncompress.gate.measuring import Pair, judge
 from ffncompress.gate.perplexity import STOCK_TASK
 from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
 from ffncompress.models.base import find_base
+from ffncompress.pages.gate_page import render_gate
 from ffncompress.passes.proof import prove
 from ffncompress.passes.reading import better_reading
 from ffncompress.records.gate import GateResult, Sizes
@@ -73,7 +82,12 @@ def run_gate(
         reading_of=lambda text: _reading(plan, text, base, tokenizer, context, run), short=plan.settings.seq_len,
     )  # fmt: skip
     write_file(directory / META / GATE_FILE, result.model_dump_json(indent=1) + "\n")
-    written = [f"{META}/{GATE_FILE}", *write_card(directory, plan, origin, result, manifest=manifest)]
+    write_file(directory / META / GATE_PAGE, render_gate(result))
+    written = [
+        f"{META}/{GATE_FILE}",
+        f"{META}/{GATE_PAGE}",
+        *write_card(directory, plan, origin, result, manifest=manifest),
+    ]
     if manifest is not None:
         manifest.record(directory, written)
     return result

@@ -15,7 +15,7 @@ from ffncompress.models.blocks import Block
 from ffncompress.models.families import FAMILIES, Family, unsupported
 from ffncompress.models.forward import forward
 from ffncompress.models.layer_run import LayerRun
-from ffncompress.models.looking import look
+from ffncompress.models.looking import look, other_matrices
 from ffncompress.models.trying import UnfitError, below, try_family
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Hook, LayerOutput
@@ -112,10 +112,14 @@ def _layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
     with _hooked([(m[0], ran_at(name)) for name, m in lists.items()]):
         _read_some(model, model_type)
     if not ran:
-        raise unsupported(model_type, "it has no stack of layers that runs when it reads text")
+        other = next((reason for m in lists.values() if (reason := other_matrices(m[0]))), None)
+        raise unsupported(model_type, other or "it has no stack of layers that runs when it reads text")
     name = max(dict.fromkeys(ran), key=lambda each: sum(p.numel() for p in lists[each].parameters()))
-    if ran.count(name) > 1:
-        raise unsupported(model_type, "its layers run more than once in a forward pass")
+    if (times := ran.count(name)) > 1:
+        shared = f"all {times} layers share one FFN" if len(lists[name]) == 1 else (
+            f"each of its {len(lists[name])} layers runs {times} times in a forward pass with the same FFN"
+        )  # fmt: skip
+        raise unsupported(model_type, f"{shared}, and a replacement is fitted to what one place sees")
     return name, lists[name]
 
 

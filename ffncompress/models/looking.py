@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from itertools import combinations, product, takewhile
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ffncompress.modeling_ffncompress import in_out
 from ffncompress.models.families import Family, Layout
 from ffncompress.models.layer_run import Call, LayerRun
 from ffncompress.models.trying import UnfitError, try_family
+
+MATRICES = (nn.Linear, Conv1D)
 
 
 def look(run: LayerRun) -> tuple[Family, float]:
@@ -21,23 +23,35 @@ def look(run: LayerRun) -> tuple[Family, float]:
     Raises:
         UnfitError: none is; says what is there, and which part of the likeliest does not fit.
     """
-    reason = ""
+    reasons: list[UnfitError] = []
     for family in _descriptions(run):
         try:
             return family, try_family(run, family)
         except UnfitError as error:
-            reason = reason or f"{family.layout.inner[0]} and {family.layout.out}: {error}"
-    raise UnfitError(reason or "it has no FFN of matrices that are known")
+            told = f"{family.layout.inner[0]} and {family.layout.out}: {error}"
+            reasons.append(UnfitError(told, error.held))
+    # the first of those of which most was true
+    raise max(reasons, key=lambda error: error.held) if reasons else UnfitError(_why_none(run))
+
+
+def other_matrices(layer: nn.Module) -> str | None:
+    """What a layer has in place of matrices that are known, as a reason to refuse it."""
+    others = [m for m in layer.modules() if not isinstance(m, (*MATRICES, nn.Embedding))]
+    kinds = sorted({type(m).__name__ for m in others for p in m.parameters(recurse=False) if p.dim() > 1})
+    return f"its matrices are {', '.join(kinds)} modules, and only nn.Linear and Conv1D are known" if kinds else None
+
+
+def _why_none(run: LayerRun) -> str:
+    rows = {_rows(call.input) for call in run.calls if isinstance(call.module, MATRICES)}
+    if rows and (streams := _rows(run.output) // max(rows)) > 1:
+        return f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
+    return other_matrices(run.layer) or "it has no FFN of matrices that are known"
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:
     """What might be, the likeliest first: the last matrices of a layer, a gate and an up before one alone."""
-    tokens = run.output.numel() // run.output.shape[-1]
-    matrices = [
-        call
-        for call in run.calls
-        if isinstance(call.module, nn.Linear | Conv1D) and call.input.numel() // call.input.shape[-1] == tokens
-    ]
+    tokens = _rows(run.output)
+    matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and _rows(call.input) == tokens]
     for at, out in reversed(list(enumerate(matrices))):
         width = in_out(out.module)[0]
         earlier = matrices[:at][::-1]
@@ -69,6 +83,10 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
             yield from (Family(".".join(place), layout, after, stream=stream) for layout in layouts)
     gates = [call.name for call in run.calls if isinstance(call.module, nn.Linear) and call.output.shape[-1] == 1]
     yield from (Family(".".join(place), layout, gate=gate) for layout in layouts for gate in gates)
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.numel() // tensor.shape[-1]
 
 
 def _has_weights(call: Call) -> bool:

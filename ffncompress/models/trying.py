@@ -17,7 +17,11 @@ from ffncompress.models.layer_run import Call, LayerRun
 
 
 class UnfitError(Exception):
-    """A description that a layer does not bear out; says which part of it."""
+    """A description that a layer does not bear out; says which part of it, and how many parts were true."""
+
+    def __init__(self, reason: str, held: int = 0) -> None:
+        super().__init__(reason)
+        self.held = held
 
 
 def try_family(run: LayerRun, family: Family) -> float:
@@ -26,9 +30,16 @@ def try_family(run: LayerRun, family: Family) -> float:
     Raises:
         UnfitError: the description is not true of this layer.
     """
-    _check_neurons(run, family)
-    _check_module(run, family)
-    return joined_scale(run, family)
+    held = 0
+    try:
+        _check_neurons(run, family)
+        held = 1
+        _check_module(run, family)
+        held = 2
+        return joined_scale(run, family)
+    except UnfitError as error:
+        error.held = held
+        raise
 
 
 def below(family: Family, name: str) -> str:
@@ -72,9 +83,17 @@ def _check_neurons(run: LayerRun, family: Family) -> None:
     found = part(run.changed({lead.name: shuffled for lead in leads}), family, layout.out).input
     expected = h.index_select(-2, rows)[..., columns]
     if not _near(torch.where(spoilt, 0, found), torch.where(spoilt, 0, expected)):
-        raise UnfitError("the neurons of its FFN do not stand each for itself")
+        raise UnfitError(_tied_by(run, family) or "the neurons of its FFN do not stand each for itself")
     if torch.equal(found, expected):
         raise UnfitError("the neurons of its FFN are not fed by the matrices that seem to lead in")
+
+
+def _tied_by(run: LayerRun, family: Family) -> str | None:
+    """A norm over all neurons of an FFN: with fewer of them, the others would not be what they were."""
+    out = part(run, family, family.layout.out)
+    norms = [call.name for call in run.calls if torch.equal(call.output, out.input)
+             and [p.shape for p in call.module.parameters()][:1] == [out.input.shape[-1:]]]  # fmt: skip
+    return f"a norm ({norms[0]}) stands among its neurons and ties them together" if norms else None
 
 
 def _check_module(run: LayerRun, family: Family) -> None:
@@ -88,7 +107,9 @@ def _check_module(run: LayerRun, family: Family) -> None:
             raise UnfitError("something stands between its activation and its output matrix")
         return
     whole = run.call(family.place)
-    if whole is None or not whole.alone or not torch.equal(whole.input, x):
+    if whole is None:
+        raise UnfitError(f"{family.place} does not run once and give one tensor")
+    if not whole.alone or not torch.equal(whole.input, x):
         raise UnfitError("its FFN is given more than what leads into it")
     if whole.output.shape != y.shape or not _near(whole.output, y):
         raise UnfitError("its FFN goes on after its output projection")
@@ -118,7 +139,7 @@ def joined_scale(run: LayerRun, family: Family) -> float:
             raise UnfitError(f"there is no {family.stream} that runs once in it")
         with_it, without = entered.input, entered_without.input
     if not without.any():
-        raise UnfitError("what leaves the layer is its FFN's output alone, without a residual stream")
+        raise UnfitError("its FFNs are in a list of their own, and the residual stream is outside of it")
     scale = _scale(added, with_it, without)
     if scale is None:
         raise UnfitError("its FFN's output does not reach the residual stream as it is")

@@ -90,6 +90,9 @@ def draw_frontier(plan: Plan, file: Path) -> None:
     final = plan.final_check
     if final is not None and plan.replaced:
         axes.plot([final.parameters / 1e6], [final.perplexity], "*", ms=13, color="#e8590c", label="this plan")
+    if (knee := plan.knee) is not None:
+        at = (knee.parameters / 1e6, knee.expected_perplexity)
+        axes.plot(*zip(at), "o", ms=14, mfc="none", mew=1.6, color="#5f3dc4", label=f"bends at {knee.share:.3f}")
     axes.set_yscale("log")  # one ruined model must not flatten the choice among the others
     for pick in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         pick(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -100,5 +103,6 @@ def draw_frontier(plan: Plan, file: Path) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity", fontsize=10)
+    bend = "" if plan.knee else ", which has no clear bend"
+    figure.suptitle(f"{Path(plan.base.name).name}: size and perplexity{bend}", fontsize=10)
     figure.savefig(file, dpi=150)

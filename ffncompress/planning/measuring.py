@@ -104,7 +104,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
 
 def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model, Ffns, Corpus, Terms]:
     """The model, its blocks, and its text in windows; whatever cannot serve is said before anything is measured."""
-    with step(run.progress, f"loading {source.name}"):
+    with step(run.progress, "loading the model"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
         model, tokenizer = load_model(source, dtype=dtype, device_map=device_map), load_tokenizer(source)
     ffns = find_ffns(model)

@@ -48,7 +48,7 @@ def replan(
         raise BudgetError(
             "--kinds, --for, --native and --align are measured for, not chosen from moments: plan again from the model"
         )
-    with step(progress, f"loading {old.base.name}"):
+    with step(progress, "loading the model"):
         model = load_model(find_base(old.base, trust_remote_code=trust_remote_code))
     blocks = find_blocks(model)
     with _sound(directory):

@@ -13,10 +13,12 @@ from pydantic import Field, ValidationError
 
 from ffncompress.errors import ArtifactError
 from ffncompress.records.plan import Scores
+from ffncompress.records.task import Task
 from ffncompress.sanitize import parse_json
 from ffncompress.schema import Record
 from ffncompress.settings import ProfileSettings
 from ffncompress.text.sources import TextRef
+from ffncompress.type_aliases import Frame
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "profile.json"
@@ -97,7 +99,8 @@ class Profile(Record):
     seed: int
     fit_text: TextRef
     held_out_text: TextRef
-    base_perplexity: float
+    base_perplexity: float  # or what its task has in its place, as MEASURES names it
+    task: Task = "causal"
     blocks: Some[BlockProfile]
     probe: ProbeSummary | None = None
 
@@ -213,6 +216,18 @@ class Study(Record):
     def trained(self) -> list[Profile]:
         """Profiles of models as they are: no random twin, no revision."""
         return [profile for profile in self.profiles if not profile.variant]
+
+    def to_frame(self) -> Frame:
+        """One row for each block of each profile, as in profile.csv, as a pandas DataFrame."""
+        from ffncompress.notebooks import frame_of
+        from ffncompress.profiling.tables import rows_of
+
+        return frame_of(rows_of(self))
+
+    def _repr_html_(self) -> str:
+        from ffncompress.profiling.tables import study_html
+
+        return study_html(self)
 
     @classmethod
     def load(cls, directory: str | Path) -> Study:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ffncompress.errors import BudgetError
 from ffncompress.models import count_parameters
+from ffncompress.models.tasks import task_of
 from ffncompress.profiling.agreement import summarise_probes
 from ffncompress.profiling.measure import Linear, measure_blocks, regime_of, swap_linear
 from ffncompress.profiling.pitfall import train_layers
@@ -131,6 +132,7 @@ class Session:
             fit_text=corpus.fit_text[0],
             held_out_text=corpus.choose_text[0],
             base_perplexity=found.base_perplexity,
+            task=task_of(subject.model),
             blocks=blocks,
         )
 

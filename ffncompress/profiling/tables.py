@@ -1,12 +1,16 @@
-"""A study for other tools: one row for each block of each profile, with all that its numbers are of."""
+"""A study for other tools and notebooks: one row for each block of each profile, with all that its numbers are of."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ffncompress.profiling.records import Study
+from ffncompress.notebooks import Bar, table_html
+
+if TYPE_CHECKING:
+    from ffncompress.profiling.records import Profile, Study
 
 _WHERE = ("model", "variant", "text", "fit_tokens", "held_out_tokens", "context", "seed", "base_perplexity")
 
@@ -34,6 +38,30 @@ def rows_of(study: Study) -> list[dict[str, Any]]:
                 "probe_gain_error": probe.gain_error if probe else None,
             })  # fmt: skip
     return rows
+
+
+def study_html(study: Study) -> str:
+    """What a notebook shows: a table for each profile, then what they say together."""
+    verdicts = [agreement.verdict for agreement in study.agreements] + [feed.verdict for feed in study.cross_feeds]
+    said = table_html("", (), (), (*verdicts, *study.learned))
+    return "".join(map(_profile_html, study.profiles)) + said
+
+
+def _profile_html(profile: Profile) -> str:
+    swapped = any(block.swap for block in profile.blocks)
+    rows: list[Sequence[str | Bar]] = [
+        (
+            str(block.index),
+            Bar(block.scores.r2_lin),
+            f"{block.scores.r2_median_feature:.2f}",
+            *([f"{block.swap.delta:+.2f}" if block.swap else ""] if swapped else []),
+            block.regime,
+        )
+        for block in profile.blocks
+    ]
+    columns = ("block", "R2_lin", "median feature", *["rise when swapped"] * swapped, "regime")
+    note = f"base perplexity {profile.base_perplexity:.2f}; {profile.provenance}"
+    return table_html(f"Profile: {profile.name} ({profile.family})", columns, rows, (note,))
 
 
 def write_csv(study: Study, file: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
+from ffncompress.notebooks import frame_of
+from ffncompress.records.showing import gate_html, gate_rows
 from ffncompress.records.task import Task
-from ffncompress.schema import Count, Record
+from ffncompress.schema import Count, Positive, Record
 from ffncompress.text.sources import Reading
+from ffncompress.type_aliases import Frame
 
 
 def _above_zero(perplexity: float) -> float:
@@ -20,12 +24,29 @@ def _above_zero(perplexity: float) -> float:
 Perplexity = Annotated[float, AfterValidator(_above_zero)]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+Spread = Annotated[float, Field(ge=0)]
+Failure = Literal["perplexity", "accuracy", "baseline"]
+
+
 class Perplexities(Record):
     """One model on one text."""
 
     token: Perplexity
     word: Perplexity | None = None  # of what goes on with a text alone
     byte: Perplexity | None = None
+
+
+class Agreement(Record):
+    """How alike two models predict the next token of a text, where perplexity only looks at the true one.
+
+    KL(base || slimmed) sees every change of the base's predictions; gains here and losses there do not cancel in it.
+    """
+
+    kl: float  # nats per token
+    kl_error: float | None = None  # standard, over windows
+    same_top: Share  # of tokens, at which both hold the same one for the likeliest
+    tokens: Positive
 
 
 class TextResult(Record):
@@ -40,6 +61,7 @@ class TextResult(Record):
     slimmed: Perplexities
     reading: Reading = "joined"
     rise_error: float | None = None  # standard, of `relative`: the text's own windows differ
+    agreement: Agreement | None = None  # none: an encoder, or a result of a release that measured none
 
     @property
     def headline(self) -> tuple[float, float]:
@@ -56,6 +78,41 @@ class TextResult(Record):
     def relative(self) -> float:
         """The same as a share of the base's."""
         return self.delta / self.headline[0]
+
+
+class TaskResult(Record):
+    """Both models on one of lm-eval's tasks, or a local one; accuracies are shares."""
+
+    task: str
+    metric: str  # acc, or acc_norm: of answers by their likelihood for each byte
+    examples: Positive
+    base: Share
+    base_error: Spread | None = None  # standard
+    slimmed: Share
+    slimmed_error: Spread | None = None
+    drop_error: Spread | None = None  # of the drop, its examples paired: both models see the same ones
+    majority: Share | None = None  # always the most frequent answer; none: its answers are no choices
+    sha256: str = ""  # of its questions and answers
+
+    @property
+    def drop(self) -> float:
+        """By how much accuracy fell."""
+        return self.base - self.slimmed
+
+
+class BaselineChange(Record):
+    """What became of a model since a result that was kept, of the same base on the same text."""
+
+    margin: str  # by how much perplexity may be above the baseline's
+    perplexity: tuple[Perplexity, Perplexity]  # of the slimmed model: then, now
+    parameters: tuple[Count, Count]
+    accuracies: dict[str, tuple[Share, Share]] = Field({})  # of tasks with the same questions
+
+    @property
+    def relative(self) -> float:
+        """By how much perplexity rose, as a share of the baseline's."""
+        then, now = self.perplexity
+        return now / then - 1
 
 
 class Sizes(Record):
@@ -97,3 +154,40 @@ class GateResult(Record):
     continuation_slimmed: str
     task: Task = "causal"  # of the models, and so what the figures are
     limit_warning: str = ""  # where the limit is too wide to say much
+    base_sha256: str = ""  # the base's fingerprint
+    tasks: list[TaskResult] = Field([])
+    max_drop: float | None = None  # in points of accuracy, the mean over tasks
+    baseline: BaselineChange | None = None
+    failures: list[Failure] = Field([])  # which limits were not met
+
+    @property
+    def failed(self) -> list[Failure]:
+        """Which limits were not met; older results knew one alone."""
+        return [] if self.passed else self.failures or ["perplexity"]
+
+    @property
+    def mean_drop(self) -> tuple[float, float | None]:
+        """(the mean drop of accuracy over tasks, its standard error) in points; tasks are independent."""
+        count = len(self.tasks) or 1
+        errors = [task.drop_error for task in self.tasks if task.drop_error is not None]
+        drop = 100 * sum(task.drop for task in self.tasks) / count
+        return drop, 100 * math.hypot(*errors) / count if len(errors) == count else None
+
+    @property
+    def drop_warning(self) -> str:
+        """A sentence where the limit on accuracy says little: the base knows no answers, or chance could break it."""
+        error, blind = self.mean_drop[1], [task for task in self.tasks if task.base <= (task.majority or 0)]
+        if self.max_drop is not None and blind:
+            names = ", ".join(task.task for task in blind)
+            return f"the base is no better on {names} than always the same answer, so there is nothing there to lose"
+        if self.max_drop is None or (error is not None and 2 * error <= self.max_drop):
+            return ""
+        spread = "of one example has no error" if error is None else f"has an error of {error:.1f} points"
+        return f"the drop of accuracy {spread}, so a limit of {self.max_drop:g} says little; take more examples"
+
+    def to_frame(self) -> Frame:
+        """One row for each measure of both models, as a pandas DataFrame."""
+        return frame_of(gate_rows(self))
+
+    def _repr_html_(self) -> str:
+        return gate_html(self)

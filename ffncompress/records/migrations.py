@@ -6,8 +6,28 @@ A new schema adds one function here, from the schema before it; they are applied
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from ffncompress.errors import PlanError
+from ffncompress.sanitize import in_short, parse_json
 from ffncompress.type_aliases import Json
+
+
+def read_migrated(file: Path, current: int) -> Json:
+    """The content of a plan.json in the words of this release.
+
+    Raises:
+        PlanError: it is not JSON, or of a schema that this release does not know.
+    """
+    try:
+        content = parse_json(file.read_text(encoding="utf-8"))
+        version = content.get("schema_version")
+        content = migrated(content)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise PlanError(f"{file}: corrupted, not JSON ({in_short(error)}); make the plan again") from error
+    if content["schema_version"] != current:
+        raise PlanError(f"{file}: schema version {version}, which this release does not read; make the plan again")
+    return content
 
 
 def migrated(plan: Json) -> Json:

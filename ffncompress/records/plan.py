@@ -11,13 +11,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from ffncompress.budgets import DEFAULT_LIMIT, Limit
 from ffncompress.errors import PlanError
-from ffncompress.records.migrations import migrated
+from ffncompress.notebooks import frame_of
+from ffncompress.records.knee import knee_of
+from ffncompress.records.migrations import read_migrated
+from ffncompress.records.showing import plan_html, plan_rows
 from ffncompress.records.task import Task
 from ffncompress.records.tolerance import Rise, Tolerance, tolerance_of
-from ffncompress.sanitize import in_short, parse_json
 from ffncompress.schema import Count, Positive, PositiveFloat, Record, first_fault
 from ffncompress.settings import PlanSettings
 from ffncompress.text.sources import Reading, TextRef, public_name
+from ffncompress.type_aliases import Frame
 
 SCHEMA_VERSION = 3
 PLAN_FILE = "plan.json"
@@ -268,6 +271,13 @@ class Plan(Record):
         same = (c for c in reversed(self.joint_checks) if c.blocks == chosen and c.parameters == self.parameters_after)
         return next(same, None)
 
+    @property
+    def knee(self) -> FrontierPoint | None:
+        """The point of the frontier where it bends."""
+        points = self.frontier
+        place = knee_of([p.parameters for p in points], [p.expected_perplexity for p in points])
+        return None if place is None else points[place]
+
     def public(self) -> Plan:
         """The plan as it may leave this machine: plans before 0.4 named models and texts by their paths."""
         base, settings = self.base, self.settings
@@ -287,6 +297,13 @@ class Plan(Record):
         name = public_name(source)
         return next((ref.reading for ref in (*self.choose_text, *self.fit_text) if ref.source == name), None)
 
+    def to_frame(self) -> Frame:
+        """One row for each block, as a pandas DataFrame."""
+        return frame_of(plan_rows(self))
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
+
     @classmethod
     def load(cls, directory: str | Path) -> Plan:
         """Read plan.json.
@@ -301,15 +318,7 @@ class Plan(Record):
             missing = f"there is no {PLAN_FILE} in it" if file.parent.is_dir() else "no such folder"
             raise PlanError(f"{directory}: {missing}; make a plan with: ffncompress plan MODEL")
         try:
-            content = parse_json(file.read_text(encoding="utf-8"))
-            version = content.get("schema_version")
-            content = migrated(content)
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise PlanError(f"{file}: corrupted, not JSON ({in_short(error)}); make the plan again") from error
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise PlanError(f"{file}: schema version {version}, which this release does not read; make the plan again")
-        try:
-            return cls.model_validate(content)
+            return cls.model_validate(read_migrated(file, SCHEMA_VERSION))
         except ValidationError as error:
             where, what = first_fault(error)
             raise PlanError(f"{file}: corrupted at {where} ({what}); make the plan again") from error

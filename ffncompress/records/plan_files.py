@@ -1,6 +1,8 @@
 """The plan's folder: the names of its files, and its tensors, which are checked before anybody uses them.
 
 PLAN/plan.json                   the plan, versioned
+PLAN/plan.html                   the same to look at: open it in a browser; it fetches nothing
+PLAN/timings.json                seconds of each stage, of the run that finished the plan
 PLAN/replacements.safetensors    the fitted tensors of the replaced blocks, "<block>.<projection>.<weight|bias>"
 PLAN/profile.png                 R2_lin and swap delta-PPL of each block, and what is kept of each
 PLAN/frontier.png                size against perplexity, where it was asked for
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TENSOR_FILE, FIGURE_FILE = "replacements.safetensors", "profile.png"
-FRONTIER_FILE, MOMENTS_FILE = "frontier.png", "moments.safetensors"
+FRONTIER_FILE, MOMENTS_FILE, PAGE_FILE = "frontier.png", "moments.safetensors", "plan.html"
+TIMINGS_FILE = "timings.json"
 
 
 def load_tensors(plan: Plan, directory: str | Path) -> dict[str, Tensor]:

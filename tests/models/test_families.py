@@ -78,12 +78,6 @@ def test_a_layer_whose_ffn_goes_on_after_its_output_projection_is_kept() -> None
     assert "goes on after its output projection" in found.kept[0]
 
 
-def test_a_norm_between_neurons_and_their_output_is_refused() -> None:
-    """BitNet: with fewer neurons the others would not be what they were."""
-    with pytest.raises(ModelError, match=r"bitnet: layer 0: .*do not stand each for itself; supported families"):
-        find_blocks(built(transformers.BitNetConfig(**GATED)))
-
-
 def test_neurons_that_tokens_share_are_no_ffn() -> None:
     """Attention has matrices of fitting sizes too, and one token's inner activations are others' business."""
 
@@ -125,9 +119,23 @@ def test_routed_ffns_alone_are_refused() -> None:
         find_blocks(built(config))
 
 
-def test_layers_that_run_twice_are_refused() -> None:
-    with pytest.raises(ModelError, match="run more than once"):
-        find_blocks(small_model("hrm_text"))
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("albert", "all 3 layers share one FFN"),
+        ("bitnet", r"a norm \(mlp.ffn_sub_norm\) stands among its neurons"),
+        ("flaubert", "its FFNs are in a list of their own, and the residual stream is outside of it"),
+        ("gemma3n_text", "its layers hand on 4 streams side by side"),
+        ("hrm_text", "each of its 3 layers runs 6 times in a forward pass with the same FFN"),
+        ("ibert", "its matrices are QuantLinear modules"),
+        ("rwkv", "key and value: feed_forward does not run once and give one tensor"),
+        ("squeezebert", "its matrices are Conv1d modules"),
+        ("xlm", "its FFNs are in a list of their own, and the residual stream is outside of it"),
+    ],
+)
+def test_a_dense_ffn_that_does_not_fit_is_refused_by_the_part_that_does_not(family: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"^{family}: .*{reason}.*; supported families"):
+        find_blocks(small_model(family))
 
 
 def test_only_what_reads_text_is_looked_at() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
+import transformers
+from conftest import GATED, tiny_model
+from safetensors.torch import load_file, save_file
 
 from ffncompress import api, load
 from ffncompress.errors import ModelError
@@ -122,6 +124,26 @@ def test_quantised_weights_without_a_way_back_are_refused(tmp_path: Path) -> Non
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"quantised \(gptq\); start from the model as it was before"):
         load_model(find_model(str(tmp_path / "model")))
+
+
+def test_four_bit_experts_are_made_plain_and_refused_as_routed(tmp_path: Path) -> None:
+    """gpt-oss, the one family in MXFP4: what a person reads is that its FFNs are experts."""
+    config = transformers.GptOssConfig(**GATED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    plain = load_file(tmp_path / "model.safetensors")
+    packed = {name: weight for name, weight in plain.items() if not name.endswith(("up_proj", "down_proj"))}
+    for name in plain.keys() - packed.keys():  # two numbers a byte, one scale for 32: [experts, out, in / 32, 16]
+        experts, d_in, d_out = plain[name].shape
+        packed[f"{name}_blocks"] = torch.randint(256, (experts, d_out, d_in // 32, 16), dtype=torch.uint8)
+        packed[f"{name}_scales"] = torch.full((experts, d_out, d_in // 32), 120, dtype=torch.uint8)
+    save_file(packed, tmp_path / "model.safetensors", {"format": "pt"})
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    model = load_model(find_model(str(tmp_path)))
+    assert model.model.layers[0].mlp.experts.down_proj.is_floating_point()
+    with pytest.raises(ModelError, match="gpt_oss: all of its FFNs are routed to experts, and only dense ones"):
+        find_blocks(model)
 
 
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import csv
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from browser import in_a_browser, opened
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
@@ -36,7 +36,6 @@ from ffncompress.runtime.workers import Workers
 
 pytestmark = pytest.mark.slow
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = {"tokens": 2048, "seq_len": 64, "data": ["stories"]}
 
 
@@ -325,14 +324,10 @@ def test_the_page_asks_nothing_of_a_network(planted: Path, study: Path) -> None:
     assert "<script>alert" not in render(nasty.model_copy(update={"profiles": [profile, *nasty.profiles[1:]]}))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@in_a_browser
 def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
     """It draws, it sorts, lines can be hidden, another profile can be chosen, and nothing is logged as an error."""
-    driver = """
-    <script>
-    const seen = [];
-    addEventListener("error", (event) => seen.push("error: " + event.message));
-    addEventListener("load", () => {
+    script = """
       const firsts = () => [...document.querySelectorAll("#blocks tbody tr td:first-child")];
       const cells = () => firsts().map((cell) => cell.textContent).join("");
       const heading = [...document.querySelectorAll("#blocks th button")].find((b) => b.textContent === "R2_lin");
@@ -351,19 +346,9 @@ def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
       picker.value = "2";
       picker.dispatchEvent(new Event("change"));
       seen.push("columns: " + document.querySelectorAll("#blocks th").length);
-      seen.push("wide: " + (document.documentElement.scrollWidth <= innerWidth));
-      document.body.setAttribute("data-seen", seen.join(" | "));
-    });
-    </script>"""
-    page = (study / "report.html").read_text(encoding="utf-8")
-    file = tmp_path / "driven.html"
-    file.write_text(page.replace("</head>", driver + "</head>"), encoding="utf-8")
-    dump = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=420,900",
-         f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    ).stdout  # fmt: skip
-    seen = re.search(r'data-seen="([^"]*)"', dump)[1]
+      """
+    page = shutil.copy(study / "report.html", tmp_path / "report.html")  # the study's own folder stays as it is
+    dump, seen = opened(Path(page), tmp_path, script)
     assert "error" not in seen
     order = sorted(range(3), key=lambda i: Study.load(study).trained[0].blocks[i].scores.r2_lin)
     assert f"sorted: {''.join(map(str, order))}" in seen
@@ -374,4 +359,3 @@ def test_the_page_in_a_browser(study: Path, tmp_path: Path) -> None:
     assert "wide: true" in seen  # on a phone, nothing but a table scrolls sideways
     sections = re.findall(r'<section id="([\w-]+)"', dump)
     assert sections == ["profile", "swaps", "blocks", "probe", "pitfall", "texts", "cross-feed", "times"]
-    assert 'data-ready="yes"' in dump

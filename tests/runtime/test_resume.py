@@ -78,9 +78,14 @@ def planned(folder: Path, settings, progress=silent) -> Path:
     return folder
 
 
+OF_THE_CLOCK = ("timings.json", "plan.html", MANIFEST_FILE)  # these say how long it took, or their checksums do
+
+
 def files(folder: Path) -> dict[str, bytes]:
+    """What must be the same, whenever and however often a run was stopped."""
     assert Manifest.read(folder).changes(folder) == []
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {name: content for name, content in found.items() if name not in OF_THE_CLOCK}
 
 
 def stopped_again_and_again(folder: Path, settings, ticks: Iterator[int]) -> int:

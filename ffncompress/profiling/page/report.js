@@ -1,181 +1,10 @@
-"use strict";
-const study = JSON.parse(document.getElementById("study").textContent);
-const main = document.getElementById("main");
-const colour = (i) => `var(--c${i % 8})`;
+const study = data;
 const REGIMES = { "broadly linear": 0, "outlier-dominated": 1, nonlinear: 7 };
-const base = (path) => path.split(/[\\/]/).pop();
 const tone = (p) => colour(study.profiles.indexOf(p)); // a profile keeps its colour from plot to plot
 const nameOf = (p) => base(p.model) + (p.variant ? ` (${p.variant})` : "");
 const labelOf = (p) => `${nameOf(p)}, ${base(p.text)}`;
 const provenanceOf = (p) =>
   `${base(p.text)}, ${p.fit_tokens.toLocaleString("en")} fit + ${p.held_out_tokens.toLocaleString("en")} held-out tokens, context ${p.context}, seed ${p.seed}`;
-const num = (v, digits = 3) => {
-  if (v === null || v === undefined) return "";
-  if (!isFinite(v)) return String(v);
-  const size = Math.abs(v);
-  return size >= 1e5 || (size > 0 && size < 1e-3) ? v.toExponential(1) : v.toFixed(size >= 100 ? 1 : digits);
-};
-
-function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "g", "path", "line", "circle", "text", "rect"].includes(tag);
-  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
-
-function section(title, note, id) {
-  const host = make("section", { id }, make("h2", {}, title));
-  if (note) host.append(make("p", { class: "note" }, note));
-  main.append(host);
-  return host;
-}
-
-/* A tooltip that follows the pointer, or the finger. */
-const tip = document.getElementById("tip");
-function tell(node, words) {
-  const show = (event) => {
-    tip.textContent = words;
-    tip.hidden = false;
-    const wide = tip.offsetWidth, high = tip.offsetHeight;
-    tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - wide - 8))}px`;
-    tip.style.top = `${event.clientY + 16 + high > innerHeight ? event.clientY - high - 12 : event.clientY + 16}px`;
-  };
-  node.addEventListener("pointermove", show);
-  node.addEventListener("pointerdown", show);
-  node.addEventListener("pointerleave", () => { tip.hidden = true; });
-}
-
-/* Axes: plain, logarithmic, or linear around zero and logarithmic beyond (as matplotlib's symlog). */
-const SCALES = {
-  linear: (v) => v,
-  log: (v) => Math.log2(Math.max(v, 1e-12)),
-  symlog: (v) => Math.sign(v) * (Math.abs(v) < 1 ? Math.abs(v) : 1 + Math.log10(Math.abs(v))),
-};
-
-function ticks(scale, low, high, whole) {
-  if (scale === "log") {
-    const found = [];
-    for (let v = 1; v <= high * 1.01; v *= high / low > 300 ? 4 : 2) if (v >= low * 0.99) found.push(v);
-    return found;
-  }
-  if (scale === "symlog") {
-    const found = [-1000, -100, -10, -1, 0, 1, 10, 100, 1000, 1e4, 1e6];
-    return found.filter((v) => v >= low && v <= high);
-  }
-  const raw = Math.max((high - low) / (whole ? 12 : 5), whole ? 1 : 0), power = 10 ** Math.floor(Math.log10(raw || 1));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || 1;
-  const found = [];
-  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9; v += step) found.push(Number(v.toFixed(10)));
-  return found;
-}
-
-/* series: [{name, colour, points: [{x, y, error, words, radius, label}], line, dash, marker}] */
-function plot(host, { series, x, y, height = 260, legend = true }) {
-  const box = make("div", { class: "plot" });
-  const hidden = new Set();
-  if (legend && series.length > 1) {
-    const bar = make("div", { class: "legend" });
-    series.forEach((each, i) => {
-      const button = make("button", { type: "button", "aria-pressed": "true" }, make("i", { style: `background:${each.colour}` }), each.name);
-      button.addEventListener("click", () => {
-        hidden.has(i) ? hidden.delete(i) : hidden.add(i);
-        button.setAttribute("aria-pressed", String(!hidden.has(i)));
-        draw();
-      });
-      bar.append(button);
-    });
-    host.append(bar);
-  }
-  host.append(box);
-
-  function draw() {
-    const width = Math.max(260, box.clientWidth), left = 46, right = 10, top = 8, bottom = 34;
-    const shown = series.filter((_, i) => !hidden.has(i));
-    const points = shown.flatMap((each) => each.points).filter((p) => isFinite(p.x) && isFinite(p.y));
-    const xs = points.map((p) => p.x), ys = points.flatMap((p) => [p.y - (p.error || 0), p.y + (p.error || 0)]);
-    const span = (axis, values) => {
-      const low = axis.min ?? Math.min(...values), high = axis.max ?? Math.max(...values);
-      return low === high ? [low - 0.5, high + 0.5] : [low, high];
-    };
-    const [x0, x1] = points.length ? span(x, xs) : [0, 1], [y0, y1] = points.length ? span(y, ys) : [0, 1];
-    const fx = SCALES[x.scale || "linear"], fy = SCALES[y.scale || "linear"];
-    const padX = x.pad ?? 0.02;
-    const ax = (v) => left + (padX + (1 - 2 * padX) * (fx(v) - fx(x0)) / (fx(x1) - fx(x0))) * (width - left - right);
-    const ay = (v) => top + (1 - 0.03 - 0.94 * (fy(v) - fy(y0)) / (fy(y1) - fy(y0))) * (height - top - bottom);
-    const clip = (v) => Math.min(Math.max(v, y0), y1);
-    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${y.label} against ${x.label}` });
-    for (const v of ticks(y.scale || "linear", y0, y1)) {
-      svg.append(make("line", { class: "axis", x1: left, x2: width - right, y1: ay(v), y2: ay(v) }));
-      svg.append(make("text", { x: left - 5, y: ay(v) + 4, "text-anchor": "end" }, num(v, 2).replace(/\.?0+$/, "") || "0"));
-    }
-    for (const v of ticks(x.scale || "linear", x0, x1, x.whole)) {
-      svg.append(make("text", { x: ax(v), y: height - bottom + 15, "text-anchor": "middle" }, String(v)));
-    }
-    svg.append(make("text", { x: (left + width) / 2, y: height - 3, "text-anchor": "middle" }, x.label));
-    svg.append(make("text", { transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label));
-    for (const each of shown) {
-      const sound = each.points.filter((p) => isFinite(p.x) && isFinite(p.y));
-      if (each.line !== false && sound.length) {
-        const path = sound.map((p, i) => `${i ? "L" : "M"}${ax(p.x).toFixed(1)} ${ay(clip(p.y)).toFixed(1)}`).join("");
-        const line = make("path", { d: path, fill: "none", stroke: each.colour, "stroke-width": 1.6, "stroke-dasharray": each.dash || "none" });
-        if (each.words) tell(line, each.words);
-        svg.append(line);
-      }
-      if (each.marker === false) continue;
-      for (const p of sound) {
-        if (p.error) svg.append(make("line", { x1: ax(p.x), x2: ax(p.x), y1: ay(clip(p.y - p.error)), y2: ay(clip(p.y + p.error)), stroke: each.colour }));
-        const hollow = each.marker === "hollow";
-        const dot = make("circle", { cx: ax(p.x), cy: ay(clip(p.y)), r: p.radius || 3.5, fill: hollow ? "var(--card)" : each.colour, stroke: each.colour, "fill-opacity": p.radius ? 0.65 : 1 });
-        tell(dot, p.words);
-        svg.append(dot);
-        if (p.label !== undefined) svg.append(make("text", { x: ax(p.x), y: ay(clip(p.y)) - (p.radius || 3.5) - 2, "text-anchor": "middle" }, String(p.label)));
-      }
-    }
-    box.replaceChildren(svg);
-  }
-  new ResizeObserver(draw).observe(box);
-  draw();
-}
-
-/* Columns: {name, value(row), show(row), words}. A click on a heading sorts. */
-function sortable(host, columns, rows) {
-  const body = make("tbody"), head = make("tr");
-  let by = null, falling = false;
-  const fill = () => {
-    const order = [...rows];
-    if (by) order.sort((a, b) => {
-      const [p, q] = [by.value(a), by.value(b)];
-      const sign = typeof p === "string" ? p.localeCompare(q) : (p ?? -Infinity) - (q ?? -Infinity);
-      return falling ? -sign : sign;
-    });
-    body.replaceChildren(...order.map((row) => {
-      const line = make("tr");
-      for (const column of columns) {
-        const cell = make("td", column.words ? { class: "words" } : {});
-        cell.append(column.show ? column.show(row) : num(column.value(row)));
-        line.append(cell);
-      }
-      return line;
-    }));
-  };
-  for (const column of columns) {
-    const heading = make("th", { scope: "col", ...(column.words ? { class: "words" } : {}) });
-    const button = make("button", { type: "button" }, column.name);
-    button.addEventListener("click", () => {
-      falling = by === column ? !falling : false;
-      by = column;
-      for (const other of head.children) other.removeAttribute("aria-sort");
-      heading.setAttribute("aria-sort", falling ? "descending" : "ascending");
-      fill();
-    });
-    if (column.hint) tell(button, column.hint);
-    heading.append(button);
-    head.append(heading);
-  }
-  fill();
-  host.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), body)));
-}
 
 function badge(regime, rule) {
   const node = make("span", { class: "regime", style: `color:${colour(REGIMES[regime])}` }, regime);
@@ -187,11 +16,11 @@ const trained = study.profiles.filter((p) => !p.variant);
 const blockWords = (p, b) =>
   `${labelOf(p)}\nblock ${b.index}: R2_lin ${num(b.scores.r2_lin)} ±${num(1.96 * b.scores.r2_lin_error)} (95 %)\nmedian feature ${num(b.scores.r2_median_feature)}\n${b.regime}: ${b.rule}`;
 
-document.getElementById("summary").replaceChildren(...trained.map((p) => {
+document.getElementById("summary").append(make("ul", {}, ...trained.map((p) => {
   const r2 = p.blocks.map((b) => b.scores.r2_lin);
   const words = `${nameOf(p)}: R2_lin from ${num(Math.min(...r2))} to ${num(Math.max(...r2))} over ${r2.length} blocks `;
   return make("li", {}, words, make("span", { class: "provenance" }, provenanceOf(p)));
-}));
+})));
 
 (function profiles() {
   const host = section("R2_lin by block", "The share of a block's held-out output variance that the exact least-squares linear map of its input explains. Bars: 95 %, jackknife over sequences." + (trained.length === 1 ? " Hollow: the median output feature." : ""), "profile");
@@ -217,6 +46,8 @@ document.getElementById("summary").replaceChildren(...trained.map((p) => {
   });
 })();
 
+const measureOf = (p) => ({ masked: "pseudo-perplexity", embedding: "exp(1 - cosine)" })[p.task] || "perplexity";
+
 (function chosen() {
   const host = section("Block by block", "Choose a profile; click a heading to sort; point at one to read what it is.", "blocks");
   const picker = make("select", { "aria-label": "profile" });
@@ -227,7 +58,7 @@ document.getElementById("summary").replaceChildren(...trained.map((p) => {
   const score = (name, key, hint) => ({ name, hint, value: (b) => b.scores[key] });
   const draw = () => {
     const p = study.profiles[Number(picker.value)];
-    place.replaceChildren(make("p", { class: "provenance" }, `${provenanceOf(p)}; ${p.family}, ${p.parameters.toLocaleString("en")} parameters, base perplexity ${num(p.base_perplexity, 2)}`));
+    place.replaceChildren(make("p", { class: "provenance" }, `${provenanceOf(p)}; ${p.family}, ${p.parameters.toLocaleString("en")} parameters, base ${measureOf(p)} ${num(p.base_perplexity, 2)}`));
     const count = (regime) => p.blocks.filter((b) => b.regime === regime).length;
     const cards = make("div", { class: "cards" });
     for (const regime of Object.keys(REGIMES)) cards.append(make("div", {}, make("b", {}, `${count(regime)} of ${p.blocks.length}`), make("span", {}, regime)));
@@ -238,7 +69,7 @@ document.getElementById("summary").replaceChildren(...trained.map((p) => {
       score("median", "r2_median_feature", "R2 of the median output feature"),
       { name: "5 to 95 %", value: (b) => b.scores.r2_quantiles["5%"], show: (b) => `${num(b.scores.r2_quantiles["5%"], 2)} to ${num(b.scores.r2_quantiles["95%"], 2)}`, hint: "R2 of the output features, quantiles" },
       { name: "regime", value: (b) => b.regime, show: (b) => badge(b.regime, b.rule), words: true, hint: "Point at one to read the rule that named it" },
-      ...(p.blocks[0].swap ? [{ name: "swap dPPL", value: (b) => b.swap.delta, show: (b) => `${num(b.swap.delta, 2)} ±${num(b.swap.error, 2)}`, hint: "Perplexity added by the linear map in the block's place, alone" }] : []),
+      ...(p.blocks[0].swap ? [{ name: p.task && p.task !== "causal" ? "swap cost" : "swap dPPL", value: (b) => b.swap.delta, show: (b) => `${num(b.swap.delta, 2)} ±${num(b.swap.error, 2)}`, hint: "What is added to the base's figure by the linear map in the block's place, alone" }] : []),
       ...(p.blocks[0].probe ? [{ name: "probe gain", value: (b) => b.probe.gain, show: (b) => `${b.probe.gain.toFixed(3)} ±${(1.96 * b.probe.gain_error).toFixed(3)}`, hint: "R2 that a rank-16 bilinear layer adds" }] : []),
       score("rank in", "effective_rank_input", "Effective rank of the input: exp of the spectrum's entropy"),
       score("rank out", "effective_rank_output", "Effective rank of the output"),
@@ -340,4 +171,3 @@ function regimes(host, p) {
     { name: "forward passes", value: (t) => (t.forward_seconds ? t.seconds / t.forward_seconds : null), show: (t) => (t.forward_seconds ? num(t.seconds / t.forward_seconds, 2) : "") },
   ], study.stages);
 })();
-document.documentElement.dataset.ready = "yes";
