@@ -144,7 +144,7 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
     table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
     if result.task != "embedding":  # which goes on with nothing
-        console.print(Text(f"both go on from: {result.prompt}"))
+        console.print(Text(f"prompt: {result.prompt}"))
         console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))
     if change := result.baseline:
         (before, after), moved = change.parameters, [f"{change.relative:+.2%} {MEASURES[result.task]}"]

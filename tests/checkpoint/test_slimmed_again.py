@@ -92,7 +92,7 @@ def test_every_kind_on_a_mix_of_every_kind(family: str, kind: str, measured, mix
 def test_the_whole_way_twice(demo_slim: Path, tmp_path: Path) -> None:
     """By the verbs alone: the second checkpoint's base is the first, and the gate compares with it."""
     first = load(demo_slim)
-    plan = api.plan(str(demo_slim), tmp_path / "plan", tokens=2048, budget="-10%", refit=False)
+    plan = api.plan(str(demo_slim), tmp_path / "plan", data=["stories"], tokens=2048, budget="-10%", refit=False)
     assert plan.replaced
     second = api.compress(tmp_path / "plan", tmp_path / "slim")
     result = api.evaluate(second, tokens=600, repeats=1, max_delta="500%")
