@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=70, help="of processor time, in all; 0 only reports")
     parser.add_argument("--lr", type=float, default=0.024)
+    parser.add_argument("--begin", type=Path, help="a model of an earlier run of the same tokens, to go on from")
     parser.add_argument("--save-every", type=float, default=4, help="minutes")
     options = parser.parse_args()
     torch.set_num_threads(1)  # see write_stories.py
@@ -163,6 +164,8 @@ def main() -> None:
     stories = held_out_stories(options.stories, tokenizer)
     held_out = torch.tensor([i for story in stories for i in (0, *story)])
     model = new_model(load_file(options.stories / "embedding.safetensors")["embedding"])
+    if options.begin:
+        model.load_state_dict(GPT2LMHeadModel.from_pretrained(options.begin, dtype=torch.float32).state_dict())
     both = optimizers(model, options.lr)
     steps, minutes = 0, 0.0
     if (options.out / "state.pt").exists():

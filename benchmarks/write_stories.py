@@ -153,15 +153,26 @@ def derivation(piece: str, ranks: dict[tuple[str, str], int]) -> list[tuple[str,
     return steps
 
 
-def write_tokenizer(folder: Path, teacher: Path, batches: int) -> None:
-    """Choose the student's tokens and write them as a byte-level BPE."""
+def pieces_of(tokenizer: Tokenizer, spec: dict) -> dict[str, int]:
+    """The tokens of a tokenizer that this script wrote before, with the teacher's ids."""
+    known = {byte_level(piece): i for piece, i in spec["vocab"].items()} | teachers_bytes(spec["vocab"]) | {END: BOS}
+    tokens = tokenizer.get_vocab()
+    return {piece: known[piece] for piece in sorted(tokens, key=tokens.__getitem__)}
+
+
+def write_tokenizer(folder: Path, teacher: Path, batches: int, like: Path | None) -> None:
+    """Choose the student's tokens and write them as a byte-level BPE; or take those of a student."""
     spec = json.loads((teacher / "tokenizer.json").read_text())["model"]
     writer = Teacher(teacher)
-    pieces, merges = choose_pieces(spec, soft_counts(writer, batches))
-    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
+    if like is not None:
+        tokenizer = Tokenizer.from_file(str(like / "tokenizer.json"))
+        pieces, merges = pieces_of(tokenizer, spec), json.loads(tokenizer.to_str())["model"]["merges"]
+    else:
+        pieces, merges = choose_pieces(spec, soft_counts(writer, batches))
+        tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END])
     tokenizer.save(str(folder / "tokenizer.json"))
     rows = writer.embedding[torch.tensor(list(pieces.values()))]
     save_file({"embedding": rows}, folder / "embedding.safetensors")
@@ -191,16 +202,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16384)
     parser.add_argument("--held-out", type=int, default=1536, help="rows that are not for training")
     parser.add_argument("--count-batches", type=int, default=3, help="batches that the choice of tokens rests on")
+    parser.add_argument("--like", type=Path, help="a student whose tokens are taken, instead of choosing them")
+    parser.add_argument("--first", type=int, default=0, help="shard of --rows to begin with: other seeds, new stories")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if not (options.out / "pieces.json").exists():
-        write_tokenizer(options.out, options.teacher, options.count_batches)
+        write_tokenizer(options.out, options.teacher, options.count_batches, options.like)
     pieces = torch.tensor(json.loads((options.out / "pieces.json").read_text()))
     teacher = Teacher(options.teacher, pieces)
     work = [(f"held-{i:05}", 10**6 + i) for i in range(options.held_out // BATCH)]
-    work += [(f"train-{i:05}", i) for i in range(options.rows // BATCH)]
+    work += [(f"train-{i:05}", i) for i in range(options.first, options.rows // BATCH)]
     start = time.monotonic()
     for name, seed in work:
         file = options.out / f"{name}.safetensors"

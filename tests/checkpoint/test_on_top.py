@@ -167,8 +167,12 @@ def _int8(package: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["torchao", "optimum.quanto", "bitsandbytes"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
-def test_a_quantised_load(package: str, family: str, mixed_folder, tmp_path: Path) -> None:
+def test_a_quantised_load(
+    package: str, family: str, mixed_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
+    if package == "bitsandbytes":  # on some CPUs it packs rows, and wants them in multiples of 64
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     folder = mixed_folder(family)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=_int8(package))
     plain = AutoModelForCausalLM.from_pretrained(folder)

@@ -144,10 +144,20 @@ def test_pre_tokenizers_are_known_by_their_rule(tokenizer: Tokenizer) -> None:
     assert (words.pre, words.model, len(words.tokens), words.types[-1]) == ("gpt-2", "gpt2", 3080, 5)
 
 
-def _with_rule(tokenizer: Tokenizer, rule: object) -> Tokenizer:
-    """The embedded model's tokenizer with another rule for splitting text."""
-    spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    spec["pre_tokenizer"] = rule
+GPT2_RULE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def _with_rule(rule: object) -> Tokenizer:
+    """A tokenizer that splits text by a rule, with merges across all that rules differ in: numbers, spaces, line ends."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), max_token_length=4,
+    )  # fmt: skip
+    backend.train_from_iterator([PAGE], trainer)
+    spec = json.loads(backend.to_str()) | {"pre_tokenizer": rule}
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
 
@@ -155,7 +165,7 @@ def _with_rule(tokenizer: Tokenizer, rule: object) -> Tokenizer:
 @needs_llama
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm", "llama-bpe", "qwen2"])
-def test_llama_cpp_splits_by_the_rule_of_that_name(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_llama_cpp_splits_by_the_rule_of_that_name(name: str, tmp_path: Path) -> None:
     (steps, own_pattern) = next(rule for rule, known in KNOWN_RULES.items() if known == name)
     splits = [
         {"type": "Digits", "individual_digits": True}
@@ -163,22 +173,19 @@ def test_llama_cpp_splits_by_the_rule_of_that_name(name: str, tokenizer: Tokeniz
         else {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}
         for step in steps
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": own_pattern}
-    ruled = _with_rule(tokenizer, {"type": "Sequence", "pretokenizers": [*splits, byte_level]})
+    ruled = _with_rule({"type": "Sequence", "pretokenizers": [*splits, GPT2_RULE | {"use_regex": own_pattern}]})
     made = export_gguf(slimmed("llama", ONE_WIDTH), ruled, tmp_path / "m.gguf", name="tiny", dtype="f32")
     assert made.verified.same_tokens == len(PAGE)
-    assert ruled(PAGE, verbose=False).input_ids != tokenizer(PAGE, verbose=False).input_ids
+    assert ruled(PAGE, verbose=False).input_ids != _with_rule(GPT2_RULE)(PAGE, verbose=False).input_ids
 
 
 @needs_llama
 @pytest.mark.slow
-def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of names is wrong on purpose: the comparison finds it, and nothing is left behind."""
     monkeypatch.setattr("ffncompress.exporting.gguf_tokenizer.pre_tokenizer_of", lambda _: "llama-bpe")
     with pytest.raises(ArtifactError, match="tokenises otherwise"):
-        export_gguf(slimmed("llama", ONE_WIDTH), tokenizer, tmp_path / "m.gguf", name="tiny")
+        export_gguf(slimmed("llama", ONE_WIDTH), _with_rule(GPT2_RULE), tmp_path / "m.gguf", name="tiny")
     assert not list(tmp_path.iterdir())
 
 

@@ -37,7 +37,7 @@ def test_token_perplexity_is_what_it_says(slim: Path, tokenizer) -> None:
     """Each piece alone; this tokenizer opens a text with nothing, so the first token is given and not scored."""
     result = api.evaluate(slim, tokens=1500, context=100, repeats=1, batch_size=3)
     text = read_parts("stories")["report"]
-    pieces = gate.cut_pieces(text, tokenizer, 100, 1500)
+    pieces = gate.cut_pieces(text, tokenizer, 100, 1500, result.main.reading)
     model, total, count = load(slim, dtype="float32"), 0.0, 0  # as the gate computes
     for piece in pieces:
         ids = tokenizer(piece, add_special_tokens=False)["input_ids"]

@@ -100,9 +100,11 @@ def test_a_name_that_is_nowhere() -> None:
         find_model("nobody/nothing", revision="v9")
 
 
-def test_quantised_weights_are_made_plain(tmp_path: Path) -> None:
+def test_quantised_weights_are_made_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What transformers can undo is undone; a slimmed model then stores plain numbers."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    # on some CPUs it packs rows, and wants them in multiples of 64
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     tiny_model("llama").save_pretrained(tmp_path / "plain")

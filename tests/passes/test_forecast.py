@@ -93,8 +93,8 @@ def test_it_is_near_what_the_model_really_loses(demo_model, tokenizer) -> None:
         for block, ffn, own, losses in zip(blocks, ffns, maps, predicted, strict=True):
             for shape, name in (
                 (Shape("dense", rank=block.d_in), STREAM),
-                (Shape("neurons", 128), "neurons 128"),
-                (Shape("hybrid", 64, 16), "hybrid 64"),
+                (Shape("neurons", block.d_inner // 4), f"neurons {block.d_inner // 4}"),
+                (Shape("hybrid", block.d_inner // 8, 16), f"hybrid {block.d_inner // 8}"),
             ):
                 with installed(demo_model, {block.path: build_replacement(block, ffn, shape, own[name])}):
                     swapped = demo_model(ids).logits[:, :-1].log_softmax(-1)
