@@ -57,11 +57,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory, tiny_folder) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_folder, demo_plan: Path, demo_slim: Path, kept: Path) -> Bench:
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_folder, demo_plan: Path, kept: Path) -> Bench:
     made = tmp_path_factory.mktemp("small")
     api.plan(str(tiny_folder("llama")), made / "plan", tokens=2048, blocks="0,2", budget="4x", refit=False)
     small = api.compress(made / "plan", made / "small")
-    return Bench(tmp_path_factory.mktemp("bench"), demo_plan, [demo_slim, small], kept)
+    slim = api.compress(demo_plan, made / "slim", dtype="float32")
+    return Bench(tmp_path_factory.mktemp("bench"), demo_plan, [slim, small], kept)
 
 
 @pytest.fixture(autouse=True)

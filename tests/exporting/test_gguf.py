@@ -148,7 +148,7 @@ GPT2_RULE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tru
 
 
 def _with_rule(rule: object) -> Tokenizer:
-    """A tokenizer that splits text by a rule, with merges across all that rules differ in: numbers, spaces, line ends."""
+    """A tokenizer that splits text by a rule, with merges across what rules differ in: numbers, spaces, line ends."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
