@@ -14,7 +14,7 @@ the tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.recovery.inner import InnerRows
-from ffncompress.recovery.neurons import Fit
+from ffncompress.recovery.neurons import RIDGES, Fit, around
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.runtime.run import Run
@@ -39,6 +39,7 @@ from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import LayerOutput, Model
 
+DRIFT_TOKENS = 16_384  # of fit text that go through the original too: drift is far smoother than y
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 
 
@@ -69,58 +70,97 @@ def refit(
         undo_drift: aim at the original's stream, not only at the block's own output.
         inner: refit the matrices that lead into kept neurons too, not only the one that leads out.
     """
-    batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
-    batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
+    batches = _batches(fit_windows, held_out_windows, run.workers, all_aimed=inner)
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
     with spool() as folder:
         states = _Spool(folder)
         for block in run.progress(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
+            if shape is None:
+                _walk_on(model, blocks, block, batches, states, drifted=bool(made))
+                continue
             metric = None if metrics is None else metrics[block.index]
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
-            fit: Fit | None = None if shape is None else run.stages.find(f"refit of block {block.index}", facts)
-            sums = None if shape is None or fit is not None else _Sums(model, block, shape, metric)
-            drifted = bool(made)
-            for at, (batch, held_out) in enumerate(batches):
-                entering = states.get("original", at)
-                original, output = run_layer(model, blocks, block.index, batch, entering)
-                states.put("original", at, output)
-                rows = original
-                if drifted:
-                    entering = states.get("slimmed", at)
-                    rows, output = run_layer(model, blocks, block.index, batch, entering)
-                whole = block.stream_path or block.gate_path  # more happens in the layer before the stream leaves it
-                if shape is not None and whole:
-                    states.put("entering", at, entering)
-                if shape is not None:
-                    drift, weights = aim(model, block, rows, original, undo_drift)
-                    if sums is not None:
-                        sums.update_(rows, drift, weights, held_out)
-                    before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
-                    states.put("rows", at, (rows.x, before, rows.y + drift, weights))
-                if drifted or shape is not None:
-                    states.put("slimmed", at, output)  # its form is right; a new replacement's stream comes below
-            if shape is not None:
+            fit: Fit | None = run.stages.find(f"refit of block {block.index}", facts)
+            sums = _Sums(model, block, shape, metric) if fit is None else None
+            keeps_h = shape.kind == "neurons" and not inner and not _goes_on(block)
+            for at, batch in enumerate(batches):
+                entering = states.get("slimmed", at)
+                rows, output = run_layer(model, blocks, block.index, batch.ids, entering)
+                states.put("slimmed", at, output)  # its form is right; the replacement's stream comes below
+                original = rows
+                if batch.aimed and made:
+                    original, behind = run_layer(model, blocks, block.index, batch.ids, states.get("original", at))
+                    states.put("original", at, behind)
+                elif batch.aimed:
+                    states.put("original", at, output)
+                drift, weights = aim(model, block, rows, original, undo_drift)
                 if sums is not None:
-                    fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
-                assert fit is not None
-                module = build_replacement(block, ffn_of(model, block), shape, fit)
-                if shape.kind == "neurons" and inner:
-                    _refit_inner_(module, block, states, batches, run, facts)
-                for at, (batch, _) in enumerate(batches):
-                    if whole:
-                        with installed(model, {block.path: module}):
-                            output = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
-                    else:
-                        x, before, *_ = states.get("rows", at)
-                        y = on_rows(module.to(x), x)
-                        added = model.get_submodule(block.after_path)(y) if block.after_path else y
-                        output = _with_stream(states.get("slimmed", at), before + block.scale * added)
-                    states.put("slimmed", at, output)
-                made[block.index] = module.float().cpu()
+                    sums.update_(rows, drift, weights, batch)
+                before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
+                if inner:
+                    states.put("aimed", at, (rows.x, rows.y + drift, weights))
+                if _goes_on(block):
+                    states.put("entering", at, entering)
+                else:
+                    states.put("rows", at, (rows.h if keeps_h else rows.x, before))
+            if sums is not None:
+                fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
+            assert fit is not None
+            module = build_replacement(block, ffn_of(model, block), shape, fit)
+            if shape.kind == "neurons" and inner:
+                _refit_inner_(module, block, states, batches, run, facts)
+            for at, batch in enumerate(batches):
+                if _goes_on(block):
+                    with installed(model, {block.path: module}):
+                        output = _pass_layer(model, blocks, block.index, batch.ids, states.get("entering", at))
+                else:
+                    fed, before = states.get("rows", at)
+                    y = _of_kept(module, block, fit, fed) if keeps_h else on_rows(module.to(fed), fed)
+                    added = model.get_submodule(block.after_path)(y) if block.after_path else y
+                    output = _with_stream(states.get("slimmed", at), before + block.scale * added)
+                states.put("slimmed", at, output)
+            made[block.index] = module.float().cpu()
     return made
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Windows of one length, what their rows are for, and whether the original's stream is known beside the slimmed."""
+
+    ids: Tensor
+    held_out: bool
+    aimed: bool
+
+
+def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[_Batch]:
+    """This process's batches; the original goes along with all held-out ones, and with DRIFT_TOKENS of the others."""
+    every = 1 if all_aimed else max(1, fit.numel() // DRIFT_TOKENS)
+    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
+    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
+
+
+def _goes_on(block: Block) -> bool:
+    """Whether more happens in the layer before the stream leaves it."""
+    return bool(block.stream_path or block.gate_path)
+
+
+def _walk_on(
+    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: _Spool, *, drifted: bool
+) -> None:
+    """The streams through a layer whose block is kept."""
+    for at, batch in enumerate(batches):
+        for name in ("slimmed", "original") if batch.aimed and drifted else ("slimmed",):
+            states.put(name, at, _pass_layer(model, blocks, block.index, batch.ids, states.get(name, at)))
+
+
+def _of_kept(module: nn.Module, block: Block, fit: Fit, h: Tensor) -> Tensor:
+    """What kept neurons give, from the activations that the whole FFN had: theirs are among them."""
+    assert isinstance(fit, NeuronFit)
+    out = module.get_submodule(block.layout.out).to(h)
+    return on_rows(out, h[:, fit.kept.to(h.device)])
 
 
 def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool) -> tuple[Tensor, Tensor]:
@@ -139,14 +179,13 @@ def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool
 
 
 def _refit_inner_(
-    module: nn.Module, block: Block, states: _Spool, batches: list[tuple[Tensor, bool]], run: Run, facts: Facts
+    module: nn.Module, block: Block, states: _Spool, batches: list[_Batch], run: Run, facts: Facts
 ) -> None:
     """Refit the matrices that lead into kept neurons, and the one that leads out after them, where that helps."""
 
     def aimed() -> Iterator[AimedRows]:
-        for at, (_, held_out) in enumerate(batches):
-            x, _, target, weights = states.get("rows", at)
-            yield x, target, weights, held_out
+        for at, batch in enumerate(batches):
+            yield (*states.get("aimed", at), batch.held_out)
 
     def make() -> dict[str, Tensor]:
         for at, rows in enumerate(aimed()):
@@ -207,8 +246,9 @@ class _Spool:
 class _Sums:
     """The moments that a replacement of a shape is fitted from, and the fit.
 
-    With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is linear in h,
-    so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
+    The FFN's own output is fitted on all rows, and what undoes the drift, on the rows that the original ran on too, is
+    added to it. With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is
+    linear in h, so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
     """
 
     def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None) -> None:
@@ -218,51 +258,74 @@ class _Sums:
         self.weight = weight.to(device, torch.float64)
         self.metric = None if metric is None else Metric.of(metric.to(device))
         inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
-        self.fit, self.held_out = (Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2))
 
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, held_out: bool) -> None:
+        def none(d_out: int = block.d_out) -> Moments:
+            return Moments.zeros(inputs, d_out, full_yy=False, device=device)
+
+        self.aimed, self.held_out = none(), none()
+        self.others = none(0 if shape.width else block.d_out)  # rows whose drift is not known; of linear maps, all
+
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, batch: _Batch) -> None:
         """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
-        device = self.fit.x.device
+        device = self.aimed.x.device
         h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
-        sums = self.held_out if held_out else self.fit
-        if self.shape.kind == "neurons":
-            sums.update_(h, drift, weights, torch.float32)
-        elif self.shape.kind == "hybrid":
-            sums.update_(torch.cat([h, x], 1), drift, weights, torch.float32)
-        else:
+        sums = self.held_out if batch.held_out else self.aimed if batch.aimed else self.others
+        if self.shape.width:
+            z = h if self.shape.kind == "neurons" else torch.cat([h, x], 1)
+            sums.update_(z, drift if batch.aimed else drift[:, :0], weights, torch.float32)
+        elif batch.held_out:
             sums.update_(x, y + drift, weights)
+        else:
+            self.others.update_(x, y, weights)
+            if batch.aimed:
+                self.aimed.update_(x, drift, weights)
 
     def fitted(self, workers: Workers) -> Fit:
         """The fit from the rows of all processes, the same in each: they run it, and what comes behind it, together."""
-        for moments in (self.fit, self.held_out):
+        for moments in (self.aimed, self.others, self.held_out):
             workers.sum_(moments.tensors())
         return workers.once(self._solve)
 
     def _solve(self) -> Fit:
-        drifts = (self.fit, self.held_out)
         if not self.shape.width:
-            return recovery.fit_linear(*drifts, metric=self.metric).cpu()
-        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in drifts)
+            share = self.aimed.weight / self.others.weight
+            every = replace(
+                self.others, y=self.others.y + self.aimed.y / share, xy=self.others.xy + self.aimed.xy / share
+            )  # fmt: skip
+            return recovery.fit_linear(every, self.held_out, metric=self.metric).cpu()
+        every = self.aimed.without_outputs() + self.others
+        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (every, self.held_out))
         widths = [self.shape.width]
-        kept = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width].kept
+        plain = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width]
         if self.shape.kind == "hybrid":
-            fit, held_out = (moments.mapped(self.weight, self.bias, added=True) for moments in drifts)
-            return recovery.fit_hybrid(fit, held_out, kept, self.weight, metric=self.metric).cpu()
-        plain = recovery.fit_neurons(fit, held_out, kept, self.weight, biased=self.block.out_bias)
-        return self._undoing(plain, held_out).cpu()
-
-    def _undoing(self, plain: NeuronFit, held_out: Moments) -> NeuronFit:
-        """The fit, and on top of it what these neurons can undo of the drift, as far as held-out rows bear it out."""
+            hybrid = recovery.fit_hybrid(
+                fit, held_out, plain.kept, self.weight, around(plain.ridge, RIDGES), metric=self.metric
+            )
+            step, shift = self._undoing(plain.kept, biased=True)
+            return replace(hybrid, out=hybrid.out + step, y0=hybrid.y0 + shift + step.T @ hybrid.h0).cpu()
         kept, biased = plain.kept, self.block.out_bias
-        fit = self.fit.of_inputs(kept)
+        plain = recovery.fit_neurons(
+            fit, held_out, kept, self.weight, biased=biased, ridges=around(plain.ridge, RIDGES)
+        )  # fmt: skip
+        h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+        missed = self._missed(held_out.of_inputs(kept), plain, h0[kept], y0)
+        step, shift = self._undoing(kept, biased=biased, missed=missed)
+        bias = None if plain.bias is None else plain.bias + shift
+        return NeuronFit(kept, plain.out + step, bias, plain.ridge).cpu()
+
+    def _missed(self, held_out: Moments, plain: NeuronFit, h0: Tensor, y0: Tensor) -> Tensor:
+        """What the fit leaves of held-out outputs, by neuron: a step that undoes drift may take it along."""
+        gram, cross, _ = held_out.centred_on(h0, y0)
+        return cross - gram @ plain.out
+
+    def _undoing(self, kept: Tensor, *, biased: bool, missed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What these neurons can undo of the drift, as far as held-out rows bear it out: weights, and a constant."""
+        fit, held_out = self.aimed.of_inputs(kept), self.held_out.of_inputs(kept)
         h0, d0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
         gram, cross, _ = fit.centred_on(h0, d0)
-        held_gram, held_cross, _ = self.held_out.of_inputs(kept).centred_on(h0, d0)
-        y0 = h0 @ plain.out + (0 if plain.bias is None else plain.bias)
-        _, own_cross, _ = held_out.of_inputs(kept).centred_on(h0, y0)
-        left = held_cross + own_cross - held_gram @ plain.out
+        held_gram, left, _ = held_out.centred_on(h0, d0)
+        left = left if missed is None else left + missed
         step, _ = recovery.solve_ridged(gram, cross, held_gram, left, DRIFT_RIDGES)
         if ((step * (held_gram @ step)).sum() >= 2 * (step * left).sum()).item():
             step = torch.zeros_like(step)
-        bias = None if plain.bias is None else plain.bias + d0 - step.T @ h0
-        return NeuronFit(kept, plain.out + step, bias, plain.ridge)
+        return step, d0 - step.T @ h0
