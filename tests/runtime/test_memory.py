@@ -88,7 +88,7 @@ def test_a_single_window_that_does_not_fit_names_the_way_out() -> None:
     def work(_size: object) -> None:
         raise RuntimeError(ALLOCATOR)
 
-    with pytest.raises(FfncompressError, match="--seq-len or --context.*--dtype bfloat16.*--device"):
+    with pytest.raises(FfncompressError, match=r"--seq-len or --context.*--dtype bfloat16.*--device"):
         Halving()(work, torch.zeros(2, 8))
     with pytest.raises(FfncompressError, match="single window"):
         shrinking(work, 1)
