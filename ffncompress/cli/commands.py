@@ -25,7 +25,7 @@ from ffncompress.cli.options import (
     trust_option,
 )
 from ffncompress.cli.running import run_recipe
-from ffncompress.runtime.launch import alone
+from ffncompress.runtime.launch import alone, note_if_alone
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,6 +38,8 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand not in ("plan", "profile"):
         alone(str(context.invoked_subcommand))
+    elif note := note_if_alone():
+        click.echo(f"ffncompress: {note}", err=True)
 
 
 cli.add_command(evaluate)
