@@ -69,11 +69,20 @@ def _unforeseen(error: Exception) -> str:
     from ffncompress.sanitize import in_short
 
     where = write_traceback(error)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if _is_of_memory(error):
         return f"out of memory; use fewer --tokens, a smaller model, or a larger machine (traceback: {where})"
     if isinstance(error, OSError):
         return f"{in_short(error)}; check the file, the disk and your rights (traceback: {where})"
     return f"a bug in ffncompress, not in what you did: {in_short(error)}; please report it with {where}"
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, by torch's word too where it is loaded."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from ffncompress.runtime.memory import ran_out
+
+    return ran_out(error)
 
 
 def write_traceback(error: BaseException) -> str:
