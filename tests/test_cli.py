@@ -154,7 +154,7 @@ cli.main()
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_plan_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     """SIGTERM ends like Ctrl-C: finished stages stay, nothing else does, and the next run uses them."""
-    words = ["plan", "demo", "--tokens", "2048", "--seq-len", "64", "--blocks", "1", "--no-refit"]
+    words = ["plan", "demo", "--tokens", "2048", "--seq-len", "64", "--blocks", "1", "--no-refit", "--quiet"]
     process = start_python(HELD, *words, imports=OURS, folder=tmp_path)
     end = time.monotonic() + 120
     while not (tmp_path / "held").exists() and time.monotonic() < end:

@@ -192,6 +192,17 @@ def test_what_nobody_foresaw_says_that_it_is_a_bug(monkeypatch, capsys, demo_pla
     assert "1 / 0" in Path(error.split()[-1]).read_text()
 
 
+def test_memory_that_runs_out_on_a_cpu_is_no_bug(monkeypatch, capsys, tmp_path: Path) -> None:
+    from ffncompress.records.plan import Plan
+
+    def load(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Plan, "load", load)
+    assert run(["show", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("ffncompress: out of memory; use fewer --tokens")
+
+
 def test_the_cache_believes_only_what_carries_its_facts(demo_slim: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FFNCOMPRESS_CACHE", str(tmp_path / "cache"))
     slim = shutil.copytree(demo_slim, tmp_path / "slim")

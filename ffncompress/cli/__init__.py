@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     The exit code of torchrun is its own: 1 whenever a process of its did not end with 0.
     """
-    _quieten()
+    _quieten(bars=sys.stderr.isatty() and "--quiet" not in (sys.argv[1:] if arguments is None else arguments))
     signal.signal(signal.SIGTERM, _interrupt)
     if processes() > 1 and os.name == "posix":
         _end_even_if_stuck()
@@ -69,11 +69,20 @@ def _unforeseen(error: Exception) -> str:
     from ffncompress.sanitize import in_short
 
     where = write_traceback(error)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if _is_of_memory(error):
         return f"out of memory; use fewer --tokens, a smaller model, or a larger machine (traceback: {where})"
     if isinstance(error, OSError):
         return f"{in_short(error)}; check the file, the disk and your rights (traceback: {where})"
     return f"a bug in ffncompress, not in what you did: {in_short(error)}; please report it with {where}"
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, by torch's word too where it is loaded."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from ffncompress.runtime.memory import ran_out
+
+    return ran_out(error)
 
 
 def write_traceback(error: BaseException) -> str:
@@ -153,8 +162,8 @@ def _is_to_speak() -> bool:
     return first
 
 
-def _quieten() -> None:
-    """Third-party chatter off, before anything heavy is imported; a user's own settings win."""
+def _quieten(bars: bool = False) -> None:
+    """Third-party chatter off, before anything heavy is imported, and its bars; a user's own settings win."""
     import logging
     import warnings
 
@@ -163,7 +172,7 @@ def _quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    if not sys.stderr.isatty():  # no bar of anybody's in a log file
+    if not bars:  # no bar of anybody's in a log file
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for name in ("torch.utils._pytree", "torchao"):  # where torchao is installed, transformers imports it

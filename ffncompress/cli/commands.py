@@ -17,6 +17,7 @@ from ffncompress.cli.options import (
     device_options,
     json_option,
     junit_option,
+    loudness_options,
     overwrite_option,
     resumable,
     summary_option,
@@ -24,7 +25,7 @@ from ffncompress.cli.options import (
     trust_option,
 )
 from ffncompress.cli.running import run_recipe
-from ffncompress.runtime.launch import alone
+from ffncompress.runtime.launch import alone, note_if_alone
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,6 +38,8 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand not in ("plan", "profile"):
         alone(str(context.invoked_subcommand))
+    elif note := note_if_alone():
+        click.echo(f"ffncompress: {note}", err=True)
 
 
 cli.add_command(evaluate)
@@ -68,6 +71,7 @@ cli.add_command(export)
 @device_options
 @overwrite_option
 @json_option
+@loudness_options
 def plan(
     model: str, output: str | None, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], choose_data: tuple[str, ...], timings: bool, **settings: Any,
@@ -92,7 +96,7 @@ def plan(
     from ffncompress.cli import console, plan_tables
 
     output, start = f"{Path(model).name.removesuffix('.gguf')}-plan" if output is None else output, time.monotonic()
-    with resumable(output), console.progress_bars() as progress:
+    with resumable(output), console.progress_shown() as progress:
         made = api.plan(
             model, output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
             progress=progress, data=list(data), choose_data=list(choose_data), **settings,
@@ -128,6 +132,7 @@ def plan(
 @device_options
 @click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
 @json_option
+@loudness_options
 def profile(
     models: tuple[str, ...], output: str, overwrite: bool, json_file: str | None, revision: str | None,
     trust_remote_code: bool, data: tuple[str, ...], revisions: str | None, **settings: Any,
@@ -143,7 +148,7 @@ def profile(
     from ffncompress import api
     from ffncompress.cli import console, tables
 
-    with resumable(output), console.progress_bars() as progress:
+    with resumable(output), console.progress_shown() as progress:
         study = api.profile(
             list(models), output, revision=revision, trust_remote_code=trust_remote_code, overwrite=overwrite,
             progress=progress, data=list(data), revisions=revisions.split(",") if revisions else [], **settings,
@@ -168,6 +173,7 @@ def profile(
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @trust_option
 @overwrite_option
+@loudness_options
 def apply(
     plan_folder: str, output: str, model: str | None, overwrite: bool, trust_remote_code: bool, data: tuple[str, ...],
     **settings: Any,
@@ -181,7 +187,7 @@ def apply(
     from ffncompress import api
     from ffncompress.cli import console, tables
 
-    with console.progress_bars() as progress:
+    with console.progress_shown() as progress:
         api.compress(
             plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code,
             progress=progress, data=list(data), **settings,
@@ -237,6 +243,7 @@ def verify(folder: str, trust_remote_code: bool, json_file: str | None) -> None:
 @json_option
 @junit_option
 @summary_option
+@loudness_options
 def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
     """Plan, apply, eval and push, all from one file."""
     return run_recipe(Path(recipe), trust_remote_code=trust_remote_code, **options)
@@ -247,6 +254,7 @@ def run(recipe: str, trust_remote_code: bool, **options: Any) -> int:
 @overwrite_option
 @json_option
 @junit_option
+@loudness_options
 def demo(output: str | None, overwrite: bool, json_file: str | None, junit: str | None) -> int:
     """All of it on the embedded model, offline.
 

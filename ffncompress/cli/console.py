@@ -1,4 +1,4 @@
-"""The terminal: bars while something runs, plain text when piped, nothing that a stranger wrote obeyed; and files."""
+"""The terminal: bars while something runs, lines when piped, nothing that a stranger wrote obeyed; and files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import click
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ffncompress.cli.lines import LOUDNESS, Lines, ticking
 from ffncompress.runtime.launch import rank
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.sanitize import plain
@@ -53,13 +55,32 @@ def make_console(to_stderr: bool = False) -> Console:
     return made
 
 
+def _is_watched(console: Console) -> bool:
+    """Whether somebody looks on; FORCE_COLOR, which CI services set, makes a terminal of a file for rich."""
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """A bar on the terminal for each loop; nothing when piped."""
-    console = make_console(to_stderr=True)
-    if not console.is_terminal or console.quiet:
+def progress_shown() -> Iterator[Progress]:
+    """A bar on the terminal for each loop, lines when piped; both with --verbose, neither with --quiet."""
+    console, command = make_console(to_stderr=True), click.get_current_context(silent=True)
+    asked = command and command.meta.get(LOUDNESS)
+
+    def tell(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)  # a line stays one, however long a path is in it
+
+    if console.quiet or asked == "quiet":
         yield silent
-        return
+    elif not _is_watched(console):
+        with ticking(Lines(tell, everything=asked == "verbose")) as lines:
+            yield lines
+    else:
+        with _bars(console) as shown:
+            yield Lines(tell, shown=shown, everything=True) if asked == "verbose" else shown
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Progress]:
     columns = (
         bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn(),
     )  # fmt: skip
@@ -79,7 +100,7 @@ def progress_bars() -> Iterator[Progress]:
 def status(description: str) -> Iterator[None]:
     """A spinner for a stage whose length is not known."""
     console = make_console(to_stderr=True)
-    if not console.is_terminal:
+    if not _is_watched(console):
         yield
         return
     with console.status(description):

@@ -12,6 +12,7 @@ from ffncompress.cli.options import (
     device_options,
     json_option,
     junit_option,
+    loudness_options,
     summary_option,
     task_options,
     trust_option,
@@ -38,6 +39,7 @@ from ffncompress.cli.running import write_verdict
 @json_option
 @junit_option
 @summary_option
+@loudness_options
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
     tasks: tuple[str, ...], json_file: str | None, junit: str | None, summary: str | None, **settings: Any,
@@ -62,7 +64,7 @@ def evaluate(
     from ffncompress.checkpoint.origin import GATE_PAGE, META
     from ffncompress.cli import console, tables
 
-    with console.progress_bars() as progress:
+    with console.progress_shown() as progress:
         result = api.evaluate(
             folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
             tasks=[name.strip() for each in tasks for name in each.split(",")], **settings,

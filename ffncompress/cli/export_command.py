@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ffncompress.cli.options import json_option, overwrite_option, trust_option
+from ffncompress.cli.options import json_option, loudness_options, overwrite_option, trust_option
 
 
 @click.command()
@@ -27,6 +27,7 @@ from ffncompress.cli.options import json_option, overwrite_option, trust_option
 @trust_option
 @overwrite_option
 @json_option
+@loudness_options
 def export(folder: str, output: str, json_file: str | None, **options: Any) -> None:
     """Write OUT, a slimmed checkpoint or any model folder, for another runtime.
 
@@ -42,7 +43,7 @@ def export(folder: str, output: str, json_file: str | None, **options: Any) -> N
     from ffncompress import api
     from ffncompress.cli import console
 
-    with console.progress_bars() as progress:
+    with console.progress_shown() as progress:
         made = api.export(folder, output, progress=progress, **options)
     console.say(made.summary, to_stderr=json_file == "-")
     console.write_json(json_file, made.model_dump_json(indent=1))

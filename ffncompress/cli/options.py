@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ffncompress.budgets import BASELINE_MARGIN
+from ffncompress.cli.lines import LOUDNESS
 from ffncompress.errors import ProcessError
 
 INTERRUPTED = 130
@@ -41,6 +42,21 @@ def _can_be_written(_context: click.Context, _option: click.Parameter, file: str
     return file
 
 
+def _set_loudness(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta[LOUDNESS] = option.name
+
+
+loudness_options = options(
+    click.option(
+        "--quiet", is_flag=True, expose_value=False, callback=_set_loudness,
+        help="No progress; errors and results stay.",
+    ),
+    click.option(
+        "--verbose", is_flag=True, expose_value=False, callback=_set_loudness,
+        help="A line on standard error for every stage.",
+    ),
+)  # fmt: skip
 device_options = options(
     click.option("--dtype", type=DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
     click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ffncompress.cli.console import bare_table, make_console, say
+from ffncompress.cli.lines import lasting
 from ffncompress.records.commands import point_words, share_to_ask
 from ffncompress.records.plan_files import PAGE_FILE, TIMINGS_FILE
 from ffncompress.records.task import MEASURES
@@ -70,7 +71,7 @@ def print_plan(plan: Plan, *, reasons: bool = False, to_stderr: bool = False) ->
 
 def print_written(plan: Plan, folder: str, seconds: float, *, to_stderr: bool = False) -> None:
     """Where a plan lies, how long it took, and what comes next."""
-    say(f"Plan: {folder}, in {_duration(seconds)}. To look at: {Path(folder) / PAGE_FILE}", to_stderr=to_stderr)
+    say(f"Plan: {folder}, in {lasting(seconds)}. To look at: {Path(folder) / PAGE_FILE}", to_stderr=to_stderr)
     if plan.replaced:
         say(f"Next: {shlex.join(['ffncompress', 'apply', folder, '-o', 'slim'])}", to_stderr=to_stderr)
 
@@ -139,15 +140,6 @@ def print_frontier(
 def delta_in_short(value: float) -> str:
     """A change of perplexity: a cell of a table."""
     return f"{value:+.2f}" if abs(value) < 1000 else f"{value:+.0e}"
-
-
-def _duration(seconds: float) -> str:
-    """As a person says it: 42 s, 3 min 5 s, 2 h 10 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _explain(columns: dict[str, str], *, to_stderr: bool) -> None:

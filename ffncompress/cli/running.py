@@ -23,7 +23,7 @@ def run_recipe(
 
     to_stderr = json_file == "-"
     target = Recipe.read(recipe)[0].output if output is None else output
-    with resumable(target, f"{target}-plan"), console.progress_bars() as progress:
+    with resumable(target, f"{target}-plan"), console.progress_shown() as progress:
         result = api.run(
             recipe, output=output, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
             report=lambda made: tables.print_stage(made, to_stderr=to_stderr),

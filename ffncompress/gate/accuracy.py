@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ffncompress.errors import TextError
+from ffncompress.gate.lm import counted, make_lm
 from ffncompress.gate.local_task import is_local, read_local_task
-from ffncompress.gate.perplexity import make_lm
 from ffncompress.records.gate import TaskResult
 from ffncompress.runtime.progress import Progress, step
 from ffncompress.sanitize import in_short
@@ -94,7 +95,8 @@ def _answers(
         import lm_eval
 
         # the model's own length: a question is not cut to the context that texts are read in
-        lm = make_lm(model, tokenizer, settings.batch_size)
+        told = partial(counted, model, progress=progress, label=f"{label}, answers")
+        lm = make_lm(model, tokenizer, settings.batch_size, counting=told)
         loaded = {"tasks": tasks, "groups": {}, "group_map": {}}
         found = lm_eval.evaluate(lm=lm, task_dict=loaded, limit=settings.limit, bootstrap_iters=0, log_samples=True)
     assert found is not None

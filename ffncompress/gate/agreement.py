@@ -16,6 +16,7 @@ from torch import Tensor
 from ffncompress.models import forward
 from ffncompress.passes.losses import mean_and_error
 from ffncompress.records.gate import Agreement
+from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.progress import Progress
 from ffncompress.text.windows import Windows
 from ffncompress.type_aliases import Model
@@ -47,12 +48,17 @@ def agreement(
     if not len(windows):
         return None
     first = torch.tensor([len(given) - 1 for given, _ in listed])  # the place that predicts the first scored token
-    divergence, same = torch.zeros(len(windows), dtype=torch.float64), 0
-    for at, batch in progress(windows.batches(batch_tokens), label):
+    divergence, same, halving = torch.zeros(len(windows), dtype=torch.float64), 0, Halving()
+
+    def sums_of(at: Tensor, batch: Tensor) -> list[tuple[float, int]]:
         p, q = (forward(model, batch.to(model.device)).logits for model in (base, slimmed))
-        for window, own, other in zip(at.tolist(), p, q, strict=True):
-            sums = compare_rows(own[first[window] :], other[first[window] :])
-            divergence[window], same = sums[0], same + int(sums[1])
+        begins = first[at].tolist()
+        return [compare_rows(own[i:], other[i:]) for i, own, other in zip(begins, p, q, strict=True)]
+
+    for at, batch in progress(windows.batches(batch_tokens), label):
+        sums = [each for part in halving(sums_of, at, batch) for each in part]
+        divergence[at] = torch.tensor([apart for apart, _ in sums], dtype=torch.float64)
+        same += sum(alike for _, alike in sums)
     scored = windows.lengths.double() - first.double()
     mean, error = mean_and_error(divergence / scored, scored)
     tokens = int(scored.sum())

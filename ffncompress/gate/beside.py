@@ -6,11 +6,13 @@ import statistics
 import time
 
 import torch
+from torch import Tensor
 
 from ffncompress.models import forward
 from ffncompress.passes.reading import embedding_rows
 from ffncompress.records.gate import Speed
 from ffncompress.records.task import Task
+from ffncompress.runtime.memory import shrinking
 from ffncompress.runtime.progress import Progress
 from ffncompress.settings import EvalSettings
 from ffncompress.text.sources import Text
@@ -21,27 +23,38 @@ NEW_TOKENS = 48
 
 @torch.inference_mode()
 def measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
-    """Forward passes over the same batch, interleaved so that a noisy machine hits both alike."""
+    """Forward passes over the same batch, interleaved so that a noisy machine hits both alike.
+
+    Where memory runs out, both are timed on a smaller batch.
+    """
     ids = torch.randint(0, embedding_rows(base), (settings.batch_size, context), generator=torch.manual_seed(0))
     ids = ids.to(base.device)
-    times: dict[int, list[float]] = {id(base): [], id(slimmed): []}
-    for round_ in progress(range(settings.repeats + 1), "measuring speed"):
-        for model in (base, slimmed):
+    timed, size = shrinking(lambda size: _timed(base, slimmed, ids[:size], settings.repeats, progress), len(ids))
+    slow, fast = map(statistics.median, timed)
+    return Speed(
+        base=size * context / slow,
+        slimmed=size * context / fast,
+        ratio=slow / fast,
+        batch=(size, context),
+        repeats=settings.repeats,
+        device=str(ids.device.type),
+    )
+
+
+def _timed(
+    base: Model, slimmed: Model, ids: Tensor, repeats: int, progress: Progress
+) -> tuple[list[float], list[float]]:
+    """The seconds that each model took, time and again."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for round_ in progress(range(repeats + 1), "measuring speed"):
+        for model, own in zip((base, slimmed), times, strict=True):
             start = time.perf_counter()
             forward(model, ids)
             if ids.is_cuda:
                 torch.cuda.synchronize()
             if round_:  # the first round warms up
-                times[id(model)].append(time.perf_counter() - start)
-    slow, fast = statistics.median(times[id(base)]), statistics.median(times[id(slimmed)])
-    return Speed(
-        base=ids.numel() / slow,
-        slimmed=ids.numel() / fast,
-        ratio=slow / fast,
-        batch=(settings.batch_size, context),
-        repeats=settings.repeats,
-        device=str(ids.device.type),
-    )
+                own.append(time.perf_counter() - start)
+    return times
 
 
 def first_words(text: Text | None) -> str:

@@ -6,14 +6,12 @@ how a plan's windows begin. Where it puts nothing there, a piece's first token i
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib.metadata
 import io
 import json
 import logging
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
+from ffncompress.gate.lm import counted, make_lm
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.run import Run
@@ -110,19 +109,11 @@ def lm_eval_perplexity(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     stock_way = pieces is None and (tokenizer.bos_token_id is not None or tokenizer.eos_token_id is not None)
     opened = None if stock_way else partial(opened_pairs, tokenizer=tokenizer, context=context)
-    steps = iter(progress(range(math.ceil(len(pieces or [0]) / settings.batch_size)), label))
-    next(steps, None)
-    handle = model.register_forward_hook(lambda *_: next(steps, None) and None)
-    try:
-        with redirect_stderr(io.StringIO()):  # lm-eval's own bars; ours is already open
-            import lm_eval
+    with counted(model, len(pieces or [""]), progress, label), redirect_stderr(io.StringIO()):  # lm-eval's own bars
+        import lm_eval
 
-            lm = make_lm(model, tokenizer, settings.batch_size, opened, max_length=context, add_bos_token=False)
-            answer = lm_eval.evaluate(lm=lm, task_dict=_task_dict(pieces), bootstrap_iters=0, log_samples=True)
-    finally:
-        handle.remove()
-        for _ in steps:
-            pass
+        lm = make_lm(model, tokenizer, settings.batch_size, opened, max_length=context, add_bos_token=False)
+        answer = lm_eval.evaluate(lm=lm, task_dict=_task_dict(pieces), bootstrap_iters=0, log_samples=True)
     assert answer is not None
     name = next(iter(answer["results"]))
     scores, samples = answer["results"][name], answer["samples"][name]
@@ -143,24 +134,6 @@ def lm_eval_perplexity(
         piece_tokens=scored,
         pages=pages,
     )
-
-
-def make_lm(
-    model: Model,
-    tokenizer: Tokenizer,
-    batch_size: int,
-    opened: Callable[[str], list[tuple[list[int], list[int]]]] | None = None,
-    **options: Any,
-) -> Any:
-    """lm-eval's coat around a model object.
-
-    Its logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad token is
-    given one, which ours is not to have.
-    """
-    return _kind_of_lm(opened)(
-        pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size, logits_cache=False,
-        backend="causal", **options,
-    )  # fmt: skip
 
 
 def own_loss(model: Model, tokenizer: Tokenizer, pieces: list[str], context: int, run: Run, label: str) -> Answer:
@@ -187,27 +160,6 @@ def opened_pairs(page: str, tokenizer: Tokenizer, context: int) -> list[tuple[li
     cuts = [ids[at : at + size] for at in range(0, len(ids), size)]
     pairs = [(start, each) if start else (each[:1], each[1:]) for each in cuts]
     return [(given, scored) for given, scored in pairs if scored]
-
-
-def _kind_of_lm(opened: Callable[[str], list[tuple[list[int], list[int]]]] | None) -> Any:
-    """lm-eval's model class, or one that begins a text as `opened` says instead of with a prefix token."""
-    from lm_eval.models.huggingface import HFLM
-
-    if opened is None:
-        return HFLM
-
-    begin = opened
-
-    class OpenedLM(HFLM):  # type: ignore[misc]
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            parts = [(i, pair) for i, request in enumerate(requests) for pair in begin(request.args[0])]
-            found = self._loglikelihood_tokens([(None, *pair) for _, pair in parts], disable_tqdm=disable_tqdm)
-            totals = [0.0] * len(requests)
-            for (i, _), (log_likelihood, _) in zip(parts, found, strict=True):
-                totals[i] += log_likelihood
-            return totals
-
-    return OpenedLM
 
 
 def _task_dict(pieces: list[str] | None) -> Any:

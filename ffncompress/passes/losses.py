@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.objective import objective_of
+from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.run import Run
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Model
@@ -39,16 +41,16 @@ def perplexity(losses: Tensor, tokens: Tensor | None = None) -> float:
 @torch.inference_mode()
 def sequence_losses(model: Model, windows: TokenWindows, run: Run, label: str = "measuring perplexity") -> Tensor:
     """Mean negative log-likelihood of each window, [n], over all processes."""
-    losses = torch.zeros(len(windows), dtype=torch.float64)
+    losses, halving = torch.zeros(len(windows), dtype=torch.float64), Halving()
     for at, batch in run.progress(own_batches(windows, run.workers), label):
-        losses[at] = batch_losses(model, batch)
+        losses[at] = batch_losses(model, batch, halving)
     run.workers.sum_([losses])
     return losses
 
 
-def batch_losses(model: Model, batch: Tensor) -> Tensor:
-    """The mean loss of each sequence, [batch], float64 on the CPU."""
-    return objective_of(model).losses(model, batch)
+def batch_losses(model: Model, batch: Tensor, halving: Halving | None = None) -> Tensor:
+    """The mean loss of each sequence, [batch], float64 on the CPU; in halves where memory runs out."""
+    return torch.cat((halving or Halving())(partial(objective_of(model).losses, model), batch))
 
 
 def delta_perplexity(base: float, rise: float) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.errors import FfncompressError, ProcessError
-from ffncompress.runtime.launch import processes
+from ffncompress.runtime.launch import check_whole, processes
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import DeviceMap
 
@@ -87,6 +87,7 @@ class Workers:
     """
 
     def __init__(self, device: str = "auto") -> None:
+        check_whole()
         from accelerate import Accelerator, InitProcessGroupKwargs
 
         use_cpu = device == "cpu" or not torch.cuda.is_available()
