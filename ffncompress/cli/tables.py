@@ -140,10 +140,9 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
             table.add_row(*_change(f"parameters, {label}", *counts))
     table.add_row(*_change("parameters, whole model", *sizes.whole_model))
     table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
-    table.add_row(f"tokens/s, {result.speed.device} ({result.speed.repeats} in turns)")
     for pace in result.paces:
         rates = (f"{pace.base:,.0f}", f"{pace.slimmed:,.0f}")
-        table.add_row(f"  {pace.what}", *rates, pace.measured, pace.expected)
+        table.add_row(f"tokens/s, {pace.what}", *rates, pace.measured, pace.expected)
     console.print(table)
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"prompt: {result.prompt}"))
