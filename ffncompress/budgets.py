@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from ffncompress.errors import BudgetError
 
 DEFAULT_LIMIT = "5%"
 BASELINE_MARGIN = "1%"
 LINEAR_KINDS = ("dense", "low-rank", "constant")
+Use = Literal["prefill", "decode"]  # what of a model is fast: it reads a prompt, or goes on by one token at a time
 KINDS = (*LINEAR_KINDS, "neurons", "hybrid")
 
 
@@ -56,12 +59,22 @@ class Budget:
         return min((int(cap) for cap in caps if cap is not None), default=None)
 
 
-def parse_speed(text: str) -> float:
-    """`1.3x` as a factor."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", text.strip().lower())
-    if not match or float(match[1]) <= 1:
-        raise BudgetError(f"{text!r} is not a speed; write a factor above 1 such as 1.3x")
-    return float(match[1])
+@dataclass(frozen=True)
+class TargetSpeed:
+    """How many times as fast, and at what: reading a prompt (prefill), or going on after it (decode)."""
+
+    factor: float
+    of: Use
+
+
+def parse_speed(text: str) -> TargetSpeed:
+    """`1.3x` or `prefill:1.3x`, and `decode:1.2x`."""
+    match = re.fullmatch(r"(?:(prefill|decode):)?(\d+(?:\.\d+)?)x", text.strip().lower())
+    if not match or not 1 < float(match[2]) < math.inf:
+        raise BudgetError(
+            f"{text!r} is not a speed; write a factor above 1 such as 1.3x, or decode:1.2x for one token after another"
+        )
+    return TargetSpeed(float(match[2]), "decode" if match[1] == "decode" else "prefill")
 
 
 @dataclass(frozen=True)

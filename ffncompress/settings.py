@@ -162,6 +162,7 @@ class EvalSettings(_Settings):
     dtype: Dtype = "auto"
     device: str = "auto"
     repeats: int = Field(5, ge=1, le=1000)
+    speed_dtypes: list[Literal["float32", "bfloat16", "float16"]] = []  # to time both in, beside the one they run in
     prompt: str | None = None
     tasks: list[Name] = []  # names of lm-eval's own, and local YAML files
     limit: int | None = Field(None, ge=1, le=10_000_000)  # examples of each task

@@ -97,6 +97,8 @@ def test_the_pipeline_by_hand(
         (["plan", "demo", "--budget", "1K"], "1,000 parameters cannot be reached"),
         (["plan", "demo", "--at", "1.5"], "at: Input should be less than 1"),
         (["plan", "demo", "--target-speed", "0.5x"], "is not a speed"),
+        (["plan", "demo", "--target-speed", "encode:2x"], "is not a speed"),
+        (["eval", "no-out", "--speed-dtypes", "int8"], "speed_dtypes.0: Input should be 'float32'"),
         (["plan", "demo", "--blocks", "99"], "0 to 6"),
         (["plan", "demo", "--data", "no.txt"], "no such text"),
         (["plan", "demo", "--max-delta", "some"], "is not a limit"),

@@ -176,15 +176,21 @@ def _gate_table(gate: GateResult) -> str:
     rows += _agreement_lines(gate)
     rows += _task_table(gate)
     verdict = "passed" if gate.passed else "FAILED"
-    speed = gate.speed
-    rows.append(
-        f"\nGate: {verdict} (limit {in_markdown(gate.limit)}). Forward speed {speed.ratio:.2f}x the base's "
-        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
-        f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})."
-    )
+    rows.append(f"\nGate: {verdict} (limit {in_markdown(gate.limit)}).")
+    rows += _speed_table(gate)
     if gate.limit_warning:
         rows.append(f"\nOf the limit: {gate.limit_warning}.")
     return "\n".join(rows)
+
+
+def _speed_table(gate: GateResult) -> list[str]:
+    """Both models in turns, and the ratio that products of matrices, or bytes of weights, predict."""
+    where = in_markdown(gate.speed.device)
+    rows = [f"\n| tokens/s, {where} | base | slimmed | ratio | predicted |", "| --- | --- | --- | --- | --- |"]
+    return rows + [
+        f"| {in_markdown(pace.what)} | {pace.base:,.0f} | {pace.slimmed:,.0f} | {pace.measured} | {pace.expected} |"
+        for pace in gate.paces
+    ]
 
 
 def _agreement_lines(gate: GateResult) -> list[str]:

@@ -29,6 +29,7 @@ from ffncompress.cli.running import write_verdict
 @click.option("--tokens", type=int, default=16_384, show_default=True, help="Tokens of each text.")
 @click.option("--batch-size", type=int, default=4, show_default=True)
 @click.option("--repeats", type=int, default=5, show_default=True, help="Interleaved timings of each model.")
+@click.option("--speed-dtypes", metavar="LIST", default="", help="Time both in these dtypes too: float32,bfloat16.")
 @click.option("--prompt", metavar="WORDS", help="What both models continue.  [default: the text's beginning]")
 @click.option("--model", metavar="MODEL", help="Where the base model is now, if it moved.")
 @click.option("--base", metavar="MODEL", help="Compare with this model; then OUT may be any model, slimmed or not.")
@@ -42,7 +43,8 @@ from ffncompress.cli.running import write_verdict
 @loudness_options
 def evaluate(
     folder: str, also: tuple[str, ...], model: str | None, base: str | None, trust_remote_code: bool,
-    tasks: tuple[str, ...], json_file: str | None, junit: str | None, summary: str | None, **settings: Any,
+    tasks: tuple[str, ...], speed_dtypes: str, json_file: str | None, junit: str | None, summary: str | None,
+    **settings: Any,
 ) -> int:  # fmt: skip
     """Perplexity of OUT and of its base, how alike they predict, their accuracy on tasks, and a verdict.
 
@@ -58,6 +60,9 @@ def evaluate(
     --baseline fails where perplexity is above that of the kept result by more than the margin; one of another base,
     text or context is refused.
 
+    Tokens a second are of prompts that are read at once (prefill), and of going on a token at a time (decode), both
+    models in turns; beside the ratio stands what FLOPs, or the bytes of weights that a token reads, predict.
+
     TEXT is as in `ffncompress plan`; wikitext is lm-eval's stock task, and needs the Hub.
     """
     from ffncompress import api
@@ -67,7 +72,8 @@ def evaluate(
     with console.progress_shown() as progress:
         result = api.evaluate(
             folder, model=model, base=base, trust_remote_code=trust_remote_code, progress=progress, also=list(also),
-            tasks=[name.strip() for each in tasks for name in each.split(",")], **settings,
+            tasks=[name.strip() for each in tasks for name in each.split(",")],
+            speed_dtypes=[name.strip() for name in speed_dtypes.split(",") if name.strip()], **settings,
         )  # fmt: skip
     to_stderr = json_file == "-"
     tables.print_gate(result, to_stderr=to_stderr)

@@ -112,13 +112,16 @@ def _task_rows(result: GateResult) -> list[str]:
 
 
 def _size_rows(result: GateResult) -> list[str]:
-    sizes, speed = result.sizes, result.speed
+    sizes = result.sizes
     figures = {"parameters": sizes.whole_model, "bytes of weights on disk": sizes.bytes_on_disk}
-    shape = f"tokens/s, {speed.batch[0]} x {speed.batch[1]}, {_named(speed.device)}"
     rows = [
         _row(name, f"{a:,}", f"{b:,}", f"{100 * (b / a - 1):+.1f} %" if a else "") for name, (a, b) in figures.items()
     ]
-    return [*rows, _row(shape, f"{speed.base:,.0f}", f"{speed.slimmed:,.0f}", f"{speed.ratio:.2f}x")]
+    for pace in result.paces:
+        name = f"tokens/s, {_named(pace.what)}, {_named(result.speed.device)}"
+        change = f"{pace.measured}{pace.expected and f'; {pace.expected}'}"
+        rows.append(_row(name, f"{pace.base:,.0f}", f"{pace.slimmed:,.0f}", change))
+    return rows
 
 
 def _baseline_rows(result: GateResult) -> list[str]:

@@ -134,14 +134,15 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         table.add_row(f"{task.metric}, {_in_room(task.task)} ({task.examples:,} examples)")
         right = (with_error(task.base, task.base_error), with_error(task.slimmed, task.slimmed_error))
         table.add_row(f"  right (majority {majority})", *right, points(-task.drop, task.drop_error))
-    sizes, speed = result.sizes, result.speed
+    sizes = result.sizes
     for label, counts in (("replaced FFNs", sizes.replaced_ffns), ("all FFNs", sizes.all_ffns)):
         if counts is not None:
             table.add_row(*_change(f"parameters, {label}", *counts))
     table.add_row(*_change("parameters, whole model", *sizes.whole_model))
     table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
-    shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
-    table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
+    for pace in result.paces:
+        rates = (f"{pace.base:,.0f}", f"{pace.slimmed:,.0f}")
+        table.add_row(f"tokens/s, {pace.what}", *rates, pace.measured, pace.expected)
     console.print(table)
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"prompt: {result.prompt}"))

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 
+from ffncompress.budgets import Use
 from ffncompress.models import forward
+from ffncompress.passes.pace import (
+    PROMPT,
+    STEPS,
+    bytes_read,
+    in_dtype,
+    in_turns,
+    keeps_cache,
+    operations,
+    seconds_to_go_on,
+    seconds_to_read,
+)
 from ffncompress.passes.reading import embedding_rows
-from ffncompress.records.gate import Speed
+from ffncompress.records.gate import Pace, Speed
 from ffncompress.records.task import Task
 from ffncompress.runtime.memory import shrinking
 from ffncompress.runtime.progress import Progress
@@ -21,40 +34,65 @@ from ffncompress.type_aliases import Model, Tokenizer
 NEW_TOKENS = 48
 
 
-@torch.inference_mode()
 def measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
-    """Forward passes over the same batch, interleaved so that a noisy machine hits both alike.
+    """Both models in turns: a batch that is read, one prompt, and one token after another, where they have a cache.
 
     Where memory runs out, both are timed on a smaller batch.
     """
-    ids = torch.randint(0, embedding_rows(base), (settings.batch_size, context), generator=torch.manual_seed(0))
-    ids = ids.to(base.device)
-    timed, size = shrinking(lambda size: _timed(base, slimmed, ids[:size], settings.repeats, progress), len(ids))
-    slow, fast = map(statistics.median, timed)
-    return Speed(
-        base=size * context / slow,
-        slimmed=size * context / fast,
-        ratio=slow / fast,
-        batch=(size, context),
-        repeats=settings.repeats,
-        device=str(ids.device.type),
-    )
+    shape = (settings.batch_size, context)
+    ids = torch.randint(0, embedding_rows(base), shape, generator=torch.manual_seed(0)).to(base.device)
+    pair = {"base": base, "slimmed": slimmed}
+    told = _predicted(pair, ids[:1])
+    dtypes = dict.fromkeys([base.dtype, *(getattr(torch, name) for name in settings.speed_dtypes)])
+    paces: list[Pace] = []
+    for dtype in dtypes:
+        with in_dtype(base, dtype), in_dtype(slimmed, dtype):
+            own, _ = shrinking(
+                lambda rows: _paces(pair, ids[:rows], told, dtype, settings.repeats, progress),  # noqa: B023
+                len(ids),
+            )
+            paces += own
+    first = paces[0].model_dump(include={"base", "slimmed", "ratio", "batch"})
+    return Speed(**first, repeats=settings.repeats, device=str(ids.device.type), paces=paces)
 
 
-def _timed(
-    base: Model, slimmed: Model, ids: Tensor, repeats: int, progress: Progress
-) -> tuple[list[float], list[float]]:
-    """The seconds that each model took, time and again."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for round_ in progress(range(repeats + 1), "measuring speed"):
-        for model, own in zip((base, slimmed), times, strict=True):
-            start = time.perf_counter()
-            forward(model, ids)
-            if ids.is_cuda:
-                torch.cuda.synchronize()
-            if round_:  # the first round warms up
-                own.append(time.perf_counter() - start)
-    return times
+def _predicted(pair: Mapping[str, Model], prompt: Tensor) -> dict[str, float]:
+    """By how much the slimmed model should be faster: by its products, and by the weights that a token reads."""
+    told = {"prefill": operations(pair["base"], prompt) / operations(pair["slimmed"], prompt)}
+    if all(keeps_cache(model) for model in pair.values()):
+        told["decode"] = bytes_read(pair["base"]) / bytes_read(pair["slimmed"])
+    return told
+
+
+def _paces(
+    pair: Mapping[str, Model], ids: Tensor, told: Mapping[str, float], dtype: torch.dtype, repeats: int,
+    progress: Progress,
+) -> list[Pace]:  # fmt: skip
+    """Of each use, in a dtype that both models are in."""
+    rows, context = ids.shape
+    prompt = min(PROMPT, context // 2)
+    steps = min(STEPS, context - prompt)
+    uses: dict[tuple[Use, tuple[int, int]], Callable[[Model], float]] = {
+        ("prefill", (rows, context)): lambda model: seconds_to_read(model, ids),
+        ("prefill", (1, context)): lambda model: seconds_to_read(model, ids[:1]),
+    }
+    if "decode" in told:
+        uses["decode", (1, steps)] = lambda model: seconds_to_go_on(model, ids[:1, :prompt], steps)
+    runs = {(use, name): partial(how, model) for use, how in uses.items() for name, model in pair.items()}
+    taken = in_turns(runs, repeats, progress, "measuring speed")
+    return [_pace(use, dtype, taken[use, "base"], taken[use, "slimmed"], told[use[0]]) for use in uses]
+
+
+def _pace(
+    use: tuple[Use, tuple[int, int]], dtype: torch.dtype, slow: list[float], fast: list[float], predicted: float
+) -> Pace:
+    of, batch = use
+    ratios = [before / after for before, after in zip(slow, fast, strict=True)]
+    tokens = batch[0] * batch[1]
+    return Pace(
+        of=of, dtype=str(dtype).removeprefix("torch."), batch=batch, base=tokens / median(slow),
+        slimmed=tokens / median(fast), ratio=median(ratios), spread=(min(ratios), max(ratios)), predicted=predicted,
+    )  # fmt: skip
 
 
 def first_words(text: Text | None) -> str:

@@ -55,9 +55,9 @@ const change = ([before, after]) => percent(after / before - 1);
 
 function compared(host, rows) {
   const table = make("div", { class: "compare" });
-  for (const { name, values: [before, after], show } of rows) {
+  for (const { name, values: [before, after], show, changed } of rows) {
     const most = Math.max(before, after) || 1;
-    table.append(make("b", {}, `${name}: ${change([before, after])}`));
+    table.append(make("b", {}, `${name}: ${changed || change([before, after])}`));
     for (const [who, value, fill] of [["base", before, "var(--whole)"], ["slimmed", after, "var(--c0)"]])
       table.append(make("span", {}, who), make("div", { class: "with" }, make("i", { style: `width:${(65 * value) / most}%;background:${fill}` }), show(value)));
   }
@@ -76,6 +76,6 @@ function compared(host, rows) {
 })();
 
 (function pace() {
-  const host = section("How fast it is", `Reading ${speed.batch[0]} sequences of ${speed.batch[1]} tokens at once, ${speed.device}, ${data.dtype}; the median of ${speed.repeats} timings of each model, in turns. Another machine, another figure. Weights of sha256 ${data.weights_sha256.slice(0, 16)}.`, "speed");
-  compared(host, [{ name: "Tokens a second", values: [speed.base, speed.slimmed], show: (v) => count(Math.round(v)) }]);
+  const host = section("How fast it is", `Tokens a second on ${speed.device}: of prompts that are read at once (prefill), and of going on from one, a token at a time (decode). The median of ${speed.repeats} timings of each model, in turns; in brackets, the least and the greatest ratio. Beside it is the ratio of the FLOPs, which bound prefill, or of the bytes of weights that a token reads, which bound decode. Another machine, another figure. Weights of sha256 ${data.weights_sha256.slice(0, 16)}.`, "speed");
+  compared(host, data.paces.map(({ what, values, measured, expected }) => ({ name: what, values, changed: expected ? `${measured}, ${expected}` : measured, show: (v) => count(Math.round(v)) })));
 })();

@@ -32,6 +32,10 @@ def _shown(result: GateResult) -> Json:
         **content,
         "measure": MEASURES[result.task],
         "most": _most(result),
+        "paces": [
+            {"values": (p.base, p.slimmed), "what": p.what, "measured": p.measured, "expected": p.expected}
+            for p in result.paces
+        ],
         "next": ["ffncompress", "push", FOLDER, "USER/REPO"] if result.passed else [],
         "texts": [
             {**shown, "relative": text.relative, "delta": text.delta}

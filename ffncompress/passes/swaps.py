@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, installed
+from ffncompress.models import Block, forward, installed
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.losses import batch_losses
 from ffncompress.recovery import LinearFit
@@ -34,20 +34,44 @@ class SequenceErrors:
     squares: Tensor  # [n]
 
 
-@torch.inference_mode()
 def measure_base(
     model: Model, blocks: list[Block], fits: list[LinearFit], windows: TokenWindows, run: Run
 ) -> tuple[Tensor, list[SequenceErrors]]:
     """The original model's loss on each window, [n], and each block's linear error on it."""
     losses = torch.zeros(len(windows), dtype=torch.float64)
-    errors = [_no_errors(len(windows), block) for block in blocks]
-    for at, batch in run.progress(own_batches(windows, run.workers), "measuring the base"):
-        feeds = [(b, _error_feed(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
-        hooks = [hook for feed in feeds for hook in row_hooks(*feed)]
-        with hooked(model, hooks):
-            losses[at] = batch_losses(model, batch)
-    run.workers.sum_([losses, *(t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares))])
+
+    def read(at: Tensor, batch: Tensor) -> None:
+        losses[at] = batch_losses(model, batch)
+
+    errors = _with_errors(model, blocks, fits, windows, run, read)
+    run.workers.sum_([losses])
     return losses, errors
+
+
+def measure_errors(
+    model: Model, blocks: list[Block], fits: list[LinearFit], windows: TokenWindows, run: Run
+) -> list[SequenceErrors]:
+    """The errors alone, where the losses are known: the head is not run."""
+    return _with_errors(model, blocks, fits, windows, run, lambda _, batch: forward(model.base_model, batch))
+
+
+@torch.inference_mode()
+def _with_errors(
+    model: Model,
+    blocks: list[Block],
+    fits: list[LinearFit],
+    windows: TokenWindows,
+    run: Run,
+    read: Callable[[Tensor, Tensor], object],
+) -> list[SequenceErrors]:
+    """Each block's linear error on each window, while something runs the model over them."""
+    errors = [_no_errors(len(windows), block) for block in blocks]
+    for at, batch in run.progress(own_batches(windows, run.workers), "measuring errors"):
+        feeds = [(b, _error_feed(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
+        with hooked(model, [hook for feed in feeds for hook in row_hooks(*feed)]):
+            read(at, batch)
+    run.workers.sum_([t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares)])
+    return errors
 
 
 @torch.inference_mode()

@@ -53,7 +53,7 @@ def choose_common(
     width = width_within_size(measured.model, measured.blocks, settings)
     widths = [w for w in _on_menu(space) if w <= _widest(measured.blocks, settings)]
     if settings.target_speed:
-        seconds = space.seconds_within(parse_speed(settings.target_speed))
+        seconds = space.seconds_within(parse_speed(settings.target_speed).factor)
         fast = [w for w in widths if sum(o.seconds or 0.0 for o in common_choice(space, w) if o) <= seconds]
         width = min(width or inner, fast[0] if fast else widths[-1])
     if width is not None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from ffncompress.budgets import Limit
+from ffncompress.budgets import Limit, Use
 from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed
 from ffncompress.passes.doubts import doubt_of_slimmed, refuse
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
@@ -67,16 +67,16 @@ class MeasuredModel:
         }
         return self.run.stages.do("joint check", facts, JointCheck, lambda: self._check(choice, settings, modules))
 
-    def timed(self, space: SearchSpace) -> SearchSpace:
+    def timed(self, space: SearchSpace, use: Use) -> SearchSpace:
         """The space with seconds: measured once, so that a run that goes on chooses as the killed one would have."""
 
         def measure() -> _Seconds:
             if not self.run.workers.is_main:  # the others stand still meanwhile
                 return [], [], 0.0
-            made = time_blocks(self.model, space, self.run.progress)
+            made = time_blocks(self.model, space, use, self.run.progress)
             return made.menus, made.kept_seconds or [], made.model_seconds
 
-        menus, kept, whole = self.run.stages.do("timings", {}, _Seconds, measure)
+        menus, kept, whole = self.run.stages.do("timings", {"use": use}, _Seconds, measure)
         return replace(space, menus=menus, kept_seconds=kept, model_seconds=whole)
 
     def _check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None) -> JointCheck:

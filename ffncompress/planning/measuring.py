@@ -16,7 +16,7 @@ from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length, embedding_rows
-from ffncompress.passes.swaps import SequenceErrors, measure_base, measure_swaps
+from ffncompress.passes.swaps import SequenceErrors, measure_errors, measure_swaps
 from ffncompress.planning.common_width import width_within_size
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.menus import make_menu, score_block, score_swap
@@ -39,7 +39,7 @@ from ffncompress.text.windows import Windows
 from ffncompress.type_aliases import Model
 
 GRADIENT_TOKENS = 4096  # of either text, for a backward pass
-SWAP_TOKENS = 2048  # of the choose text, for what is tried block by block; the joint check takes all of it
+SWAP_TOKENS = 1024  # of the choose text, for what is tried block by block; the joint check takes all of it
 
 
 def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> MeasuredModel:
@@ -58,17 +58,18 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
         "base at the gate's context", {},
         lambda: sequence_losses(model, corpus.verify, run, "measuring the base at the gate's context"),
     )  # fmt: skip
-    doubt = stages.do("doubt", {}, str | None, lambda: _doubt_of_base(model, corpus, base_losses, run))
+    short_losses = stages.keep("base", {}, lambda: sequence_losses(model, corpus.choose, run, "measuring the base"))
+    doubt = run.workers.from_main(_doubt_of_base(model, corpus, base_losses, short_losses))
     if doubt and settings.by_limit:
         raise refuse(doubt)
 
     few = corpus.fit.up_to(GRADIENT_TOKENS)
     metrics = stages.keep("metrics", {}, lambda: loss_metrics(model, blocks, few, run, settings.seed))
     fitted, moments = _fit_blocks(model, blocks, corpus, metrics, settings, run, terms.offer)
-    losses, errors = stages.keep(
-        "base", {}, lambda: measure_base(model, blocks, [each.plain for each in fitted], corpus.choose, run)
+    errors = stages.keep(
+        "errors", {}, lambda: measure_errors(model, blocks, [each.plain for each in fitted], corpus.choose, run)
     )
-    base = perplexity(losses, corpus.choose.scored)
+    base = perplexity(short_losses, corpus.choose.scored)
     some = corpus.choose.up_to(GRADIENT_TOKENS)
     maps = [each.maps for each in fitted]
     predicted = stages.keep(
@@ -215,11 +216,10 @@ def _fits(
     return workers.deal(places, fit) if workers.device.type == "cpu" else map(fit, places)
 
 
-def _doubt_of_base(model: Model, corpus: Corpus, losses: Tensor, run: Run) -> str | None:
+def _doubt_of_base(model: Model, corpus: Corpus, losses: Tensor, short: Tensor) -> str | None:
     """Whether the base reads its text at the context of the check; known before the long passes."""
     at_check = at_scoring = MeanLoss.of(losses, corpus.verify.scored, corpus.verify.longest)
     if corpus.choose.longest < corpus.verify.longest:
-        short = sequence_losses(model, corpus.choose, run, "measuring the base")
         at_scoring = MeanLoss.of(short, corpus.choose.scored, corpus.choose.longest)
     return doubt_of_base(at_scoring, at_check, embedding_rows(model))
 

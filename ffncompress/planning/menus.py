@@ -28,7 +28,7 @@ def make_menu(
     offer: Offer = EVERYTHING,
     price: Callable[[Shape, Block], int] | None = None,
 ) -> list[Option]:
-    """Every replacement on offer that is smaller than the block, with its predicted loss, largest first.
+    """Every replacement that was fitted and is smaller than the block, with its predicted loss, largest first.
 
     Args:
         block: the block.
@@ -40,6 +40,8 @@ def make_menu(
     options = []
     for shape in menu_shapes(block, offer):
         names = [f"{shape.kind} {shape.width}"] if shape.width else [PLAIN, STREAM]
+        if names[0] not in losses:  # a bypass that could not win was not fitted
+            continue
         name = min(names, key=lambda n: losses[n][shape.rank].item())
         options.append(
             Option(

@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ffncompress import __version__
-from ffncompress.budgets import Budget, parse_blocks
+from ffncompress.budgets import Budget, parse_blocks, parse_speed
 from ffncompress.models import Block, ModelSource, count_parameters, find_model, installed, settled_parameters, task_of
 from ffncompress.passes.losses import perplexity
 from ffncompress.passes.proof import proof_of
@@ -55,7 +55,7 @@ def solve(measured: MeasuredModel, settings: PlanSettings) -> tuple[Plan, dict[s
     space = measured.space()
     joint: list[JointCheck] = []
     if settings.target_speed:
-        space = measured.timed(space)
+        space = measured.timed(space, parse_speed(settings.target_speed).of)
     frontier: list[FrontierPoint] = []
     if settings.frontier:
         rest = count_parameters(measured.model) - space.full

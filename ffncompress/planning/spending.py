@@ -5,6 +5,7 @@ from __future__ import annotations
 from ffncompress.budgets import Budget, parse_blocks, parse_speed
 from ffncompress.errors import BudgetError
 from ffncompress.models import Block, count_parameters
+from ffncompress.passes.pace import keeps_cache
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.search import Choice, SearchSpace, smallest_within, within_factor
 from ffncompress.records.plan import JointCheck, Option
@@ -22,6 +23,10 @@ def check_budget(model: Model, blocks: list[Block], settings: PlanSettings) -> N
     """
     if settings.blocks:
         parse_blocks(settings.blocks, len(blocks))
+    if settings.target_speed and parse_speed(settings.target_speed).of == "decode" and not keeps_cache(model):
+        raise BudgetError(
+            "this model does not go on from a cache, token by token; ask for the speed at which it reads, such as 1.2x"
+        )
     whole = count_parameters(model)
     size = size_cap(settings, whole)
     rest = whole - sum(block.parameters for block in blocks)
@@ -67,7 +72,7 @@ def choose(
     if size is not None or settings.target_speed:
         seconds = None
         if settings.target_speed:
-            seconds = space.seconds_within(parse_speed(settings.target_speed))
+            seconds = space.seconds_within(parse_speed(settings.target_speed).factor)
         parameters = None if size is None else size - (whole - space.full)
         return space.choose(parameters=parameters, seconds=seconds), []
     if forced is not None:  # safe or not, and as small as the factor says

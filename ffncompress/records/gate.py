@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from ffncompress.budgets import Use
 from ffncompress.notebooks import frame_of
 from ffncompress.records.showing import gate_html, gate_rows
 from ffncompress.records.task import Task
@@ -124,8 +125,42 @@ class Sizes(Record):
     bytes_on_disk: tuple[Count, Count]
 
 
+class Pace(Record):
+    """Tokens per second of both models in one use, in turns; medians over the repeats.
+
+    Reading a prompt is bound by products of matrices, so FLOPs predict its ratio; going on by one token at a time is
+    bound by the memory that the weights are read from, so their bytes do.
+    """
+
+    of: Use
+    dtype: str
+    batch: tuple[int, int]  # sequences, and tokens of each: that are read, or that follow a short prompt
+    base: float
+    slimmed: float
+    ratio: float  # of each repeat, the median
+    spread: tuple[float, float] | None = None  # the least and the greatest; none: of a release that kept none
+    predicted: float | None = None  # the ratio by FLOPs for prefill, by bytes of weights for decode
+
+    @property
+    def what(self) -> str:
+        """The use in words: sequences, and tokens of each at once."""
+        rows, tokens = self.batch
+        return f"{self.of} {rows} x {tokens if self.of == 'prefill' else 1}, {self.dtype}"
+
+    @property
+    def measured(self) -> str:
+        """The ratio, and between which two those of the repeats lie."""
+        return f"{self.ratio:.2f}x" + ("" if self.spread is None else " ({:.2f}-{:.2f})".format(*self.spread))
+
+    @property
+    def expected(self) -> str:
+        """The predicted ratio, and what by; nothing, where nothing was predicted."""
+        by = "FLOPs" if self.of == "prefill" else "bytes"
+        return "" if self.predicted is None else f"{by} {self.predicted:.2f}x"
+
+
 class Speed(Record):
-    """Measured tokens per second, base and slimmed interleaved; medians over the repeats."""
+    """Measured tokens per second of reading a batch, and, since 0.7, of other uses."""
 
     base: float
     slimmed: float
@@ -133,6 +168,7 @@ class Speed(Record):
     batch: tuple[int, int]
     repeats: int
     device: str
+    paces: list[Pace] = Field([])  # the batch's first
 
 
 class GateResult(Record):
@@ -164,6 +200,12 @@ class GateResult(Record):
     def failed(self) -> list[Failure]:
         """Which limits were not met; older results knew one alone."""
         return [] if self.passed else self.failures or ["perplexity"]
+
+    @property
+    def paces(self) -> list[Pace]:
+        """How fast both are in each use; older results knew one alone."""
+        old = {name: getattr(self.speed, name) for name in ("batch", "base", "slimmed", "ratio")}
+        return self.speed.paces or [Pace(of="prefill", dtype=self.dtype, **old)]
 
     @property
     def mean_drop(self) -> tuple[float, float | None]:

@@ -66,16 +66,16 @@ def gate_rows(result: GateResult) -> list[dict[str, Any]]:
             if before is not None and after is not None:
                 measured.append((f"{MEASURES[result.task]} ({unit})", Path(text.text).name, before, after))
     measured += [(f"accuracy ({task.metric})", task.task, task.base, task.slimmed) for task in result.tasks]
-    sizes, speed = result.sizes, result.speed
+    sizes = result.sizes
     for name, counts in (
         ("parameters, replaced FFNs", sizes.replaced_ffns),
         ("parameters, all FFNs", sizes.all_ffns),
         ("parameters, whole model", sizes.whole_model),
         ("bytes on disk", sizes.bytes_on_disk),
-        ("tokens/s", (speed.base, speed.slimmed)),
     ):
         if counts is not None:
             measured.append((name, None, *counts))
+    measured += [(f"tokens/s, {pace.what}", None, pace.base, pace.slimmed) for pace in result.paces]
     return [
         {
             "measure": name,

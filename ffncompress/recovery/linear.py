@@ -156,9 +156,12 @@ def feature_errors(fit: LinearFit, rows: Moments) -> Tensor:
 
 
 def errors_by_rank(fit: LinearFit, rows: Moments) -> Tensor:
-    """Squared error over all features at rank 0, 1, ..., max_rank on these rows, [max_rank + 1]; no metric."""
+    """Squared error over all features at rank 0, 1, ..., max_rank on these rows, [max_rank + 1]."""
     xx, xy, yy = rows.centred_on(fit.x0, fit.y0)
-    wv = fit.weight @ fit.directions  # [d_in, d_out]
-    gains = 2 * (wv * (xy @ fit.directions)).sum(0) - (wv * (xx @ wv)).sum(0)
+    read = fit.weight @ fit.readings  # [d_in, d_out]
+    gains = 2 * (read * (xy @ fit.directions)).sum(0)
+    # the energy of r columns is a corner of this matrix, which grows by a row and a column; diagonal without a metric
+    energy = (read.T @ xx @ read) * (fit.directions.T @ fit.directions)
+    gains -= 2 * energy.tril(-1).sum(1) + energy.diagonal()
     total = yy.sum()
     return torch.cat([total[None], total - gains[: fit.max_rank].cumsum(0)]).clamp_min(0)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffncompress.recovery.linear import LinearFit, Metric, fit_linear
+from ffncompress.recovery.linear import LinearFit, Metric, errors_by_rank, fit_linear
 from ffncompress.recovery.moments import Moments
 
 RIDGES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # relative to each neuron's own energy
@@ -40,6 +40,14 @@ class NeuronFit:
     out: Tensor  # [width, d_out]
     bias: Tensor | None  # [d_out]; None where the FFN's output has no bias
     ridge: float
+
+    def error(self, rows: Moments) -> Tensor:
+        """Its squared error over all features on rows (z, y); `kept` indexes into z."""
+        own = rows.of_inputs(self.kept.to(rows.x.device))
+        out = self.out.to(own.xx)
+        bias = torch.zeros_like(own.y) if self.bias is None else self.bias.to(own.y)
+        xx, xy, yy = own.centred_on(torch.zeros_like(own.x), bias)
+        return (yy.sum() - (out * (2 * xy - xx @ out)).sum()).clamp_min(0)
 
     def cpu(self) -> NeuronFit:
         """The same fit in main memory; single precision, for a menu holds many of these."""
@@ -59,12 +67,13 @@ class HybridFit:
     out: Tensor  # [width, d_out]: what h_K explains of y
     bypass: LinearFit  # of the remainders
     ridge: float
+    errors: Tensor  # of each rank, squared, on the held-out rows that its ridges were chosen on
 
     def cpu(self) -> HybridFit:
         """The same fit in main memory; single precision, for a menu holds many of these."""
         h0, x0, y0, from_h, out = (t.float().cpu() for t in (self.h0, self.x0, self.y0, self.from_h, self.out))
         bypass = self.bypass.to(torch.float32).cpu()
-        return HybridFit(self.kept.cpu(), h0, x0, y0, from_h, out, bypass, self.ridge)
+        return HybridFit(self.kept.cpu(), h0, x0, y0, from_h, out, bypass, self.ridge, self.errors.float().cpu())
 
     def at_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(out [width, d_out], down [rank, d_in], up [d_out, rank], bias) of the best fit of that rank."""
@@ -204,8 +213,10 @@ def fit_hybrid(
     held_xx = held_zz[x, x] - held_zz[x, h] @ from_h - from_h.T @ cross
     held_xy = held_zy[x] - from_h.T @ held_zy[h] - cross.T @ out
     held_yy = held_yy - 2 * (out * held_zy[h]).sum(0) + (out * (held_zz[h, h] @ out)).sum(0)
-    bypass = fit_linear(residual, _centred(held_out, held_xx, held_xy, held_yy), BYPASS_RIDGES, metric=metric)
-    return HybridFit(kept, z0[h], z0[x], y0, from_h, before + out, bypass, ridge)
+    held_residual = _centred(held_out, held_xx, held_xy, held_yy)
+    bypass = fit_linear(residual, held_residual, BYPASS_RIDGES, metric=metric)
+    errors = errors_by_rank(bypass, held_residual)
+    return HybridFit(kept, z0[h], z0[x], y0, from_h, before + out, bypass, ridge, errors)
 
 
 def _less(zz: Tensor, zy: Tensor, yy: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,13 +13,15 @@ from ffncompress import recovery
 from ffncompress.budgets import KINDS
 from ffncompress.models import Block, oriented
 from ffncompress.records.plan import Replacement, Shape
-from ffncompress.recovery import LinearFit, Metric, Moments, NeuronFit
+from ffncompress.recovery import HybridFit, LinearFit, Metric, Moments, NeuronFit
 from ffncompress.recovery.neurons import Fit
 from ffncompress.replacement.moments import BlockMoments
 
 PLAIN, STREAM = "plain", "stream"
 WIDTHS = 16  # neurons are kept by sixteenths
 HYBRIDS = (1, 2, 3, 4, 6, 8)  # sixteenths that are also fitted with a bypass
+PROBES = (2, 6)  # of these, the ones that say whether the others are worth a fit
+WORTH = 1.1  # times the error of neurons alone at the same size: a bypass that errs more is not going to win
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,28 @@ class Fitted:
 
 def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module, offer: Offer = EVERYTHING) -> Fitted:
     """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
-    maps = fit_some(block, moments, ffn, fit_names(block, offer), offer)
+    names = fit_names(block, offer)
+    probes = {f"hybrid {width}" for width in menu_widths(block, PROBES, offer)}
+    maps = fit_some(block, moments, ffn, [n for n in names if not n.startswith("hybrid") or n in probes], offer)
+    rest = [name for name in names if name not in maps]
+    if rest and bypass_pays(block, moments, maps):
+        maps |= fit_some(block, moments, ffn, rest, offer)
     return Fitted(maps, *linear_scores(block, moments, linear_map(maps, PLAIN), linear_map(maps, STREAM)))
+
+
+def bypass_pays(block: Block, moments: BlockMoments, maps: Mapping[str, Fit]) -> bool:
+    """Whether a bypass comes near to what as many weights in neurons alone explain of held-out rows, at any rank."""
+    alone = sorted((fit for fit in maps.values() if isinstance(fit, NeuronFit)), key=lambda fit: len(fit.kept))
+    if not alone:  # nothing to compare with
+        return True
+    sizes = [len(fit.kept) * block.weights_per_neuron for fit in alone]
+    errors = [fit.error(moments.held_out_inner).item() for fit in alone]
+    for fit in (fit for fit in maps.values() if isinstance(fit, HybridFit)):
+        ranks = np.arange(1, len(fit.errors))
+        size = len(fit.kept) * block.weights_per_neuron + ranks * (block.d_in + block.d_out)
+        if (fit.errors[1:].numpy() < WORTH * np.interp(size, sizes, errors)).any():
+            return True
+    return False
 
 
 def linear_map(maps: Mapping[str, Fit], name: str) -> LinearFit:

@@ -53,6 +53,13 @@ def gate(**changes: object) -> GateResult:
     return GateResult.model_validate(GATE | changes)
 
 
+def test_the_speed_of_an_older_result() -> None:
+    """One use alone, and nothing predicted."""
+    (only,) = gate().paces
+    assert (only.what, only.measured, only.expected) == ("prefill 1 x 64, float32", "2.00x", "")
+    assert "| tokens/s, prefill 1 x 64, float32, cpu | 1 | 2 | 2.00x |" in reports.summary(gate())
+
+
 def write_task(folder: Path, text: str = TASK) -> str:
     rows = [{"question": f"a{i}", "choices": ["one", "two", "three"], "gold": min(i % 4, 1)} for i in range(12)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

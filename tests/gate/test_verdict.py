@@ -110,7 +110,10 @@ def test_everything_is_reported(slim: Path, tmp_path: Path) -> None:
     assert result.sizes.bytes_on_disk[0] > result.sizes.bytes_on_disk[1]
     assert result.speed.base > 0
     assert result.speed.repeats == 2
-    assert result.speed.ratio == pytest.approx(result.speed.slimmed / result.speed.base)
+    assert [pace.of for pace in result.paces] == ["prefill", "prefill", "decode"]
+    assert result.speed.ratio == result.paces[0].ratio
+    text = (slim / "README.md").read_text()
+    assert all(pace.what in text for pace in result.paces)
     assert "perplexity" in (slim / "README.md").read_text().split("---")[1]  # the card knows
     assert result.continuation_base
     assert result.continuation_slimmed

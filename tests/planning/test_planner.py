@@ -12,15 +12,19 @@ import torch
 from conftest import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from library.small_models import small_model
 
 from ffncompress import Plan, api
-from ffncompress.budgets import Budget, Limit, parse_blocks
+from ffncompress.budgets import Budget, Limit, TargetSpeed, parse_blocks, parse_speed
 from ffncompress.errors import BudgetError, FfncompressError, PlanError, TextError
 from ffncompress.models import Block, find_blocks
 from ffncompress.models.families import GATED
+from ffncompress.planning import latency
 from ffncompress.planning.measured_model import joint_check
 from ffncompress.planning.menus import menu_shapes
 from ffncompress.planning.search import SearchSpace, correction, smallest_within, trace_frontier
+from ffncompress.planning.spending import check_budget
+from ffncompress.records.commands import plan_words
 from ffncompress.records.plan import JointCheck, Option, Shape, Swap
 from ffncompress.records.plan_files import load_tensors
 from ffncompress.replacement.modules import matrix_weights
@@ -151,6 +155,16 @@ def test_a_measured_surprise_raises_the_cost_and_noise_does_not() -> None:
     assert [o is not None for o in deadly.choose(parameters=120)] == [True, False, True]
 
 
+def test_a_speed_is_of_reading_or_of_going_on() -> None:
+    assert parse_speed("1.3x") == parse_speed(" Prefill:1.3X ") == TargetSpeed(1.3, "prefill")
+    assert parse_speed("decode:1.2x") == TargetSpeed(1.2, "decode")
+    for text in ("", "1x", "0.5x", "1.3", "decode", "decode:", "decode:1x", "encode:2x", "x", "-2x", "9" * 400 + "x"):
+        with pytest.raises(BudgetError, match=r"is not a speed; write .* 1\.3x, or decode:1\.2x"):
+            parse_speed(text)
+    with pytest.raises(ValueError, match="is not a speed"):
+        PlanSettings(target_speed="decode:fast")
+
+
 def test_speed_is_spent_like_size() -> None:
     base = space([0.1, 0.2, 0.3])
     menus = [[option(10, loss, seconds)] for loss, seconds in ((0.1, 0.9), (0.2, 0.2), (0.3, 0.2))]
@@ -244,6 +258,33 @@ def test_a_target_speed_is_planned_with_measured_times(tmp_path: Path) -> None:
     plan = api.plan("demo", tmp_path / "plan", tokens=2048, target_speed="1.1x", refit=False)
     assert plan.replaced
     assert all(o.seconds and o.seconds > 0 for b in plan.blocks for o in b.options)
+
+
+@pytest.mark.parametrize("use", ["prefill", "decode"])
+def test_times_are_of_a_context_or_of_one_row(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    blocks, rows = find_blocks(model), []
+    menus = [[Option(kind="neurons", width=40, rank=0, weighting="stream", parameters=1, predicted_loss=0.1)]] * 3
+    model.model.layers[-1].mlp.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
+    monkeypatch.setattr(latency, "REPEATS", {"prefill": 1, "decode": 1})
+    timed = latency.time_blocks(model, SearchSpace(blocks, menus, [1.0] * 3), use)
+    assert all(option.seconds > 0 for menu in timed.menus for option in menu)
+    assert timed.model_seconds > max(timed.kept_seconds) > 0
+    # in both rounds: the block, what is on its menu (hooks are copied), the model, which must read before it goes on
+    assert rows == ([256, 256, 256] if use == "prefill" else [1, 1, 64, 1]) * 2
+
+
+@pytest.mark.slow
+def test_a_target_speed_of_going_on(tmp_path: Path) -> None:
+    plan = api.plan("demo", tmp_path / "plan", tokens=2048, target_speed="decode:1.01x", refit=False)
+    assert plan.replaced
+    assert plan.settings.target_speed == "decode:1.01x"
+    assert "--target-speed decode:1.01x" in " ".join(plan_words(plan))
+
+
+def test_what_does_not_go_on_has_no_such_speed() -> None:
+    with pytest.raises(BudgetError, match=r"does not go on from a cache.* such as 1\.2x"):
+        check_budget(small_model("bert"), [], PlanSettings(target_speed="decode:1.2x"))
 
 
 def test_texts_that_are_too_short(tmp_path: Path) -> None:

@@ -150,3 +150,23 @@ def test_the_bypass_sees_what_the_neurons_leave() -> None:
     out, down, up, bias = fit.at_rank(3)
     whole = h[:, kept] @ out + x @ down.T @ up.T + bias - y
     torch.testing.assert_close(whole, rest_x @ fit.bypass.at_rank(3)[0].T @ up.T - rest_y)
+
+
+@pytest.mark.parametrize("metric", [False, True])
+def test_errors_of_fits_are_those_of_their_rows(metric: bool) -> None:
+    """What a fit says it leaves of held-out rows, at every rank, is what it leaves of them."""
+    h, x = torch.randn(400, 12, dtype=torch.float64), torch.randn(400, 6, dtype=torch.float64)
+    weight = torch.randn(12, 5, dtype=torch.float64)
+    y = h @ weight + 0.3 * x @ torch.randn(6, 5, dtype=torch.float64) + 1.0
+    z = torch.cat([h, x], 1)
+    fit, held_out = (Moments.of(z[at], y[at], full_yy=False) for at in (slice(300), slice(300, None)))
+    root = torch.randn(5, 5, dtype=torch.float64)
+    kept = torch.tensor([0, 3, 4, 9])
+    hybrid = fit_hybrid(fit, held_out, kept, weight, metric=Metric.of(root @ root.T) if metric else None)
+    for rank in range(6):
+        out, down, up, bias = hybrid.at_rank(rank)
+        left = (y - h[:, kept] @ out - x @ down.T @ up.T - bias)[300:]
+        assert hybrid.errors[rank].item() == pytest.approx(left.square().sum().item(), rel=1e-8)
+    alone = fit_neurons(fit, held_out, kept, weight, biased=True)
+    left = (y - h[:, kept] @ alone.out - alone.bias)[300:]
+    assert alone.error(held_out).item() == pytest.approx(left.square().sum().item(), rel=1e-8)
