@@ -32,6 +32,7 @@ from ffncompress.models import (
     load_model,
     load_tokenizer,
 )
+from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.forecast import loss_metrics
 from ffncompress.passes.losses import perplexity, sequence_losses
@@ -90,7 +91,8 @@ class Bench:
         self.fit = self.windows(parts[0], FIT_TOKENS // self.context, seed=0)
 
     def windows(self, file: Path, count: int, seed: int | None = None) -> Tensor:
-        return joined_windows(read(str(file)), self.tokenizer, length=self.context, count=count, seed=seed)
+        found = joined_windows(read(str(file)), self.tokenizer, length=self.context, count=count, seed=seed)
+        return torch.stack(found.rows)
 
     def record(self, method: str, share: float, model: torch.nn.Module, **more: float) -> None:
         """Measure an edited model and write it down."""
@@ -182,7 +184,7 @@ def ours(bench: Bench) -> None:
         return
     start = time.perf_counter()
     with torch.inference_mode():
-        for ids in bench.fit.split(max(1, 1024 // bench.context)):
+        for _, ids in own_batches(bench.fit, bench.run.workers):
             bench.model.base_model(input_ids=ids, use_cache=False)
     forward, forward_memory = time.perf_counter() - start, peak_gigabytes()
     start = time.perf_counter()
