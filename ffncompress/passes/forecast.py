@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batche
 from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.recovery.neurons import Fit
+from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
@@ -52,11 +54,12 @@ def predict_losses(
     objective = objective_of(model)
     totals = [{name: torch.zeros(_ranks(fit), dtype=torch.float64) for name, fit in each.items()} for each in maps]
     sums = [total for each in totals for total in each.values()]
+    halving = Halving()
     for at, batch, draw in run.loop(_drawn_batches(model, windows, run), sums, "predicting costs", key):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
-        for felt, each, total in zip(taken, maps, totals, strict=True):
-            for name, fit in each.items():
-                total[name] += objective.expected(steps_of(fit, felt), len(batch)).cpu()
+        for taken, count in halving(partial(_gradients, model, blocks, seed, draw), at, batch):
+            for felt, each, total in zip(taken, maps, totals, strict=True):
+                for name, fit in each.items():
+                    total[name] += objective.expected(steps_of(fit, felt), count).cpu()
     run.workers.sum_(sums)
     count = objective.draws * objective.count(windows)
     return [{name: total / count for name, total in each.items()} for each in totals]
@@ -66,11 +69,12 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
     """What an error of each block costs by direction: E[g g'], [d_out, d_out]."""
     model.requires_grad_(False)
     metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
+    halving = Halving()
     for at, batch, draw in run.progress(_drawn_batches(model, windows, run), "asking what the loss feels"):
-        taken = gradients(model, blocks, batch, label_seeds(at, seed, draw))
-        for metric, felt in zip(metrics, taken, strict=True):
-            gradient = felt.gradient.double()
-            metric += (gradient.T @ gradient).cpu()
+        for taken, _ in halving(partial(_gradients, model, blocks, seed, draw), at, batch):
+            for metric, felt in zip(metrics, taken, strict=True):
+                gradient = felt.gradient.double()
+                metric += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
     for block, metric in zip(blocks, metrics, strict=True):
         if not metric.isfinite().all():
@@ -86,6 +90,13 @@ def _drawn_batches(model: Model, windows: TokenWindows, run: Run) -> list[tuple[
     """This process's batches, each as often as labels are drawn."""
     draws = range(objective_of(model).draws)
     return [(at, batch, draw) for at, batch in own_batches(windows, run.workers) for draw in draws]
+
+
+def _gradients(
+    model: Model, blocks: list[Block], seed: int, draw: int, at: Tensor, batch: Tensor
+) -> tuple[list[Felt], int]:
+    """`gradients` of some windows, and how many they are."""
+    return gradients(model, blocks, batch, label_seeds(at, seed, draw)), len(batch)
 
 
 def label_seeds(at: Tensor, seed: int, draw: int = 0) -> list[int]:

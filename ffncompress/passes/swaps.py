@@ -2,7 +2,8 @@
 
 A batch is run once through the original model, keeping the hidden state that enters each layer. To try a replacement
 in layer i, the layers before it are told to hand on that state instead of computing it, so the model's own forward
-(masks, positions, final norm, head) runs unchanged, whatever the family.
+(masks, positions, final norm, head) runs unchanged, whatever the family. A batch is not halved where memory runs out:
+what was kept, and what hooks add, is of the whole one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ffncompress.models import Block, forward, installed
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
-from ffncompress.passes.losses import batch_losses
+from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import LinearFit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
@@ -41,7 +42,7 @@ def measure_base(
     losses = torch.zeros(len(windows), dtype=torch.float64)
 
     def read(at: Tensor, batch: Tensor) -> None:
-        losses[at] = batch_losses(model, batch)
+        losses[at] = objective_of(model).losses(model, batch)
 
     errors = _with_errors(model, blocks, fits, windows, run, read)
     run.workers.sum_([losses])
@@ -93,7 +94,7 @@ def measure_swaps(
         if i == 0 or not states:
             states, base = _run_and_keep(model, blocks, batch)
         with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
-            rises[i][at] = batch_losses(model, batch) - base
+            rises[i][at] = objective_of(model).losses(model, batch) - base
     run.workers.sum_(rises)
     return rises
 
@@ -121,7 +122,7 @@ def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[lis
     """The original model over a batch: what was handed to each layer, and the losses."""
     handed: list[LayerOutput] = [None]
     with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
-        losses = batch_losses(model, batch)
+        losses = objective_of(model).losses(model, batch)
     return handed, losses
 
 
