@@ -46,7 +46,27 @@ SPECIAL: dict[str, dict[str, object]] = {
     "reformer": {"is_decoder": True, "attn_layers": ["local", "local", "local"], "axial_pos_embds": False},
     "xlnet": {"n_token": VOCABULARY, "d_inner": 96}, "xlm": {"n_words": VOCABULARY},
     "opt": {"word_embed_proj_dim": 32},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 96}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5},
+    "esmc": {"num_key_value_heads": 4},
+    "funnel": {"block_sizes": [1, 2], "d_head": 8, "d_inner": 96},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "kimi_linear": {"num_local_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "luke": {"entity_vocab_size": 8, "entity_emb_size": 8},
+    "mamba2": {"num_heads": 8},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "moe"],
+                   "moe_shared_expert_intermediate_size": 96},
+    "neomme": {"head_dim": 16},
+    "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 3, "vocab_size": VOCABULARY},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+                       "indexer_compress_ratio": 4},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"]},
 }  # fmt: skip
+SPECIAL["qwen4_exp"] = SPECIAL["qwen4_exp_text"]
 
 
 def causal_types() -> list[str]:
