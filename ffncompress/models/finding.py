@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ffncompress.models.families import FAMILIES, Family, unsupported
 from ffncompress.models.forward import forward
 from ffncompress.models.layer_run import LayerRun
 from ffncompress.models.looking import look, other_matrices
-from ffncompress.models.trying import UnfitError, below, try_family
+from ffncompress.models.trying import NEURONS, WHOLE, UnfitError, below, try_family
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Hook, LayerOutput
 
@@ -54,7 +55,8 @@ def find_ffns(model: nn.Module) -> Ffns:
     layers_path, layers = _layers(model, model_type)
     known = FAMILIES.get(model_type)
     found = Ffns([])
-    seen: set[int] = set()
+    held: dict[int, int] = {}  # how much was true of what is nearest to an FFN in a layer without one
+    owners = Counter(id(p) for _, p in layers.named_parameters(remove_duplicate=False))
 
     def at_layer(index: int) -> Hook:
         def hook(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _output: LayerOutput) -> None:
@@ -70,13 +72,13 @@ def find_ffns(model: nn.Module) -> Ffns:
             try:
                 family, scale = (known, try_family(run, known)) if known else look(run)
                 block = _block(len(found.blocks), f"{layers_path}.{index}", layer, family, scale)
+                if owners[id(layer.get_submodule(below(family, family.layout.out)).weight)] > 1:
+                    raise UnfitError("its FFN is another layer's too, and a replacement is fitted to what one place sees", 3)
             except UnfitError as error:
-                found.kept[index] = ROUTED if _is_routed(layer) else str(error)
+                routed = _is_routed(layer) and error.held < WHOLE
+                found.kept[index] = ROUTED if routed else str(error)
+                held[index] = NEURONS if routed else error.held
                 return
-            if (own := id(layer.get_submodule(below(family, family.layout.out)))) in seen:
-                found.kept[index] = "its FFN is another layer's too"
-                return
-            seen.add(own)
             found.blocks.append(block)
 
         return hook
@@ -84,7 +86,8 @@ def find_ffns(model: nn.Module) -> Ffns:
     with _hooked([(layer, at_layer(i)) for i, layer in enumerate(layers)]):
         _read_some(model, model_type)
     if not found.blocks:
-        raise _refusal(model_type, found.kept)
+        told = sorted(found.kept, key=lambda index: -held.get(index, 0))  # what is nearest to an FFN first
+        raise _refusal(model_type, {index: found.kept[index] for index in told})
     return found
 
 
@@ -150,17 +153,17 @@ def _hooked(hooks: list[tuple[nn.Module, Hook]]) -> Iterator[None]:
 
 
 def _refusal(model_type: str, kept: dict[int, str]) -> ModelError:
-    reasons = set(kept.values())
-    if reasons == {SETTLED}:
+    """Why a model has no FFN to slim, by the layer that is nearest to having one: the first."""
+    if not kept:
+        return unsupported(model_type, "none of its layers ran in a forward pass")
+    if set(kept.values()) == {SETTLED}:
         return ModelError(f"this {model_type} has no FFN left that could be slimmed further; start from its base model")
-    if ROUTED in reasons and len(reasons - {SETTLED}) == 1:
+    index, reason = next(iter(kept.items()))
+    if reason == ROUTED:
         return ModelError(
             f"{model_type}: all of its FFNs are routed to experts, and only dense ones can be slimmed; "
             "give a dense model, or one with shared experts"
         )
-    if not kept:
-        return unsupported(model_type, "none of its layers ran in a forward pass")
-    index, reason = next(iter(kept.items()))
     return unsupported(model_type, f"layer {index}: {reason}")
 
 

@@ -45,7 +45,9 @@ def _why_none(run: LayerRun) -> str:
     rows = {_rows(call.input) for call in run.calls if isinstance(call.module, MATRICES)}
     if rows and (streams := _rows(run.output) // max(rows)) > 1:
         return f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
-    return other_matrices(run.layer) or "it has no FFN of matrices that are known"
+    none = "it has no FFN of matrices that are known"
+    others = other_matrices(run.layer)
+    return (f"{none}; {others}" if rows else others) if others else none
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:

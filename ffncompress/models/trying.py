@@ -16,6 +16,9 @@ from ffncompress.models.families import Family
 from ffncompress.models.layer_run import Call, LayerRun
 
 
+NEURONS, WHOLE = 1, 2  # how much of a description held: its neurons; and that they are a module, or all its parts
+
+
 class UnfitError(Exception):
     """A description that a layer does not bear out; says which part of it, and how many parts were true."""
 
@@ -33,9 +36,9 @@ def try_family(run: LayerRun, family: Family) -> float:
     held = 0
     try:
         _check_neurons(run, family)
-        held = 1
+        held = NEURONS
         _check_module(run, family)
-        held = 2
+        held = WHOLE
         return joined_scale(run, family)
     except UnfitError as error:
         error.held = held

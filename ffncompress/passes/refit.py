@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
+from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
-from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.recovery.inner import InnerRows
@@ -37,7 +37,7 @@ from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
-from ffncompress.type_aliases import LayerOutput, Model
+from ffncompress.type_aliases import Model
 
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 
@@ -85,12 +85,12 @@ def refit(
             drifted = bool(made)
             for at, (batch, held_out) in enumerate(batches):
                 entering = states.get("original", at)
-                original, output = run_layer(model, blocks, block.index, batch, entering)
-                states.put("original", at, output)
+                original, leaving = run_layer(model, blocks, block.index, batch, entering)
+                states.put("original", at, leaving)
                 rows = original
                 if drifted:
                     entering = states.get("slimmed", at)
-                    rows, output = run_layer(model, blocks, block.index, batch, entering)
+                    rows, leaving = run_layer(model, blocks, block.index, batch, entering)
                 whole = block.stream_path or block.gate_path  # more happens in the layer before the stream leaves it
                 if shape is not None and whole:
                     states.put("entering", at, entering)
@@ -101,7 +101,7 @@ def refit(
                     before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
                     states.put("rows", at, (rows.x, before, rows.y + drift, weights))
                 if drifted or shape is not None:
-                    states.put("slimmed", at, output)  # its form is right; a new replacement's stream comes below
+                    states.put("slimmed", at, leaving)  # its form is right; a new replacement's stream comes below
             if shape is not None:
                 if sums is not None:
                     fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
@@ -112,13 +112,13 @@ def refit(
                 for at, (batch, _) in enumerate(batches):
                     if whole:
                         with installed(model, {block.path: module}):
-                            output = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
+                            leaving = _pass_layer(model, blocks, block.index, batch, states.get("entering", at))
                     else:
                         x, before, *_ = states.get("rows", at)
                         y = on_rows(module.to(x), x)
                         added = model.get_submodule(block.after_path)(y) if block.after_path else y
-                        output = _with_stream(states.get("slimmed", at), before + block.scale * added)
-                    states.put("slimmed", at, output)
+                        leaving = _with_stream(states.get("slimmed", at), before + block.scale * added)
+                    states.put("slimmed", at, leaving)
                 made[block.index] = module.float().cpu()
     return made
 
@@ -161,31 +161,37 @@ def _refit_inner_(
 
 
 def run_layer(
-    model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput
-) -> tuple[Rows, LayerOutput]:
-    """One layer of the model on the state before it (none: the embeddings): its block's rows, and its output."""
+    model: Model, blocks: list[Block], index: int, batch: Tensor, state: Handed | None
+) -> tuple[Rows, Handed]:
+    """One layer of the model on the state before it (none: the embeddings): its block's rows, and the state after."""
     rows: list[Rows] = []
     with hooked(model, row_hooks(blocks[index], rows.append)):
         output = _pass_layer(model, blocks, index, batch, state)
     return rows[0], output
 
 
-def _pass_layer(model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput) -> LayerOutput:
+def _pass_layer(model: Model, blocks: list[Block], index: int, batch: Tensor, state: Handed | None) -> Handed:
     layers = [model.get_submodule(block.layer_path) for block in blocks]
-    outputs: list[LayerOutput] = []
+    after: list[Handed] = []
+
+    def before() -> Handed:
+        assert state is not None  # only the first layer has none, and none is before it
+        return state
+
     with (
-        handing_on(layers[:index], lambda: state),
-        handing_on(layers[index + 1 :], lambda: outputs[-1]),
-        hooked(model, [(blocks[index].layer_path, lambda _m, _a, out: outputs.append(out))]),
+        handing_on(layers[:index], before),
+        handing_on(layers[index + 1 :], lambda: after[-1]),
+        kept_from([layers[index]], after.append),
     ):
         forward(model.base_model, batch)
-    return outputs[0]
+    return after[0]
 
 
-def _with_stream(output: LayerOutput, stream: Tensor) -> LayerOutput:
-    """A layer's output, tensor or tuple, with another residual stream in it."""
+def _with_stream(state: Handed, stream: Tensor) -> Handed:
+    """A state with another residual stream in it; a layer's output is a tensor, or a tuple."""
+    output, shared = state
     stream = stream.view_as(first_tensor(output))
-    return (stream, *output[1:]) if isinstance(output, tuple) else stream
+    return (stream, *output[1:]) if isinstance(output, tuple) else stream, shared
 
 
 class _Spool:
