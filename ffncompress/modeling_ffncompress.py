@@ -461,7 +461,16 @@ def guardable(config: Any) -> dict[str, str]:
     """The activations that a config names, by key: what can be made unloadable by another name."""
     words = of_words(config)
     named = {key: getattr(words, key, None) for key in _ACTIVATION_KEYS}
-    return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN}
+    return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN and _takes(words, key)}
+
+
+def _takes(config: Any, key: str) -> bool:
+    """Whether a config lets another name stand there; some know the only one that it may be."""
+    try:
+        setattr(copy.deepcopy(config), key, GUARD)
+    except Exception:  # whatever a config's own checks raise
+        return False
+    return True
 
 
 def of_words(config: Any) -> Any:

@@ -53,6 +53,7 @@ SPECIAL: dict[str, dict[str, object]] = {
     "esmc": {"num_key_value_heads": 4},
     "funnel": {"block_sizes": [1, 2], "d_head": 8, "d_inner": 96},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "gemma3n_text": {"intermediate_size": [96, 96, 96], "activation_sparsity_pattern": [0.95, 0.0, 0.0]},
     "kimi_linear": {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "luke": {"entity_vocab_size": 8, "entity_emb_size": 8},

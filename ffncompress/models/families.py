@@ -39,7 +39,7 @@ class Family:
     layout: Layout
     after: str | None = None  # a norm of the FFN's output, before it is added
     gate: str | None = None  # a matrix of one row, whose sigmoid scales what is added, token by token
-    stream: str | None = None  # what the stream enters with the contribution in it; none: it leaves the layer
+    stream: str | None = None  # what the stream enters first with the contribution in it; none: it leaves the layer
 
 
 GPT2 = Layout(("c_fc",), "c_proj")

@@ -135,11 +135,13 @@ def _read_some(model: nn.Module, model_type: str) -> None:
     ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
     try:
         with torch.inference_mode():
-            forward(model, ids)
+            output = forward(model, ids)
     except FfncompressError:
         raise
     except Exception as error:  # whatever a family's own code says of it
         raise unsupported(model_type, f"it does not run on plain token ids ({in_short(error)})") from error
+    if "logits" in output and output["logits"].shape[:-1] != ids.shape:
+        raise unsupported(model_type, "what it says of a text is not one prediction for each of its tokens")
 
 
 @contextmanager

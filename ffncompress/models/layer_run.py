@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ffncompress.type_aliases import Hook, LayerOutput
 
+MATRICES = (nn.Linear, Conv1D)
 Change = Callable[[Tensor], Tensor]  # of what a module gives
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a module may run twice: each call is its own
 class Call:
     """A module of the layer at work. Tensors are copies: some families add to theirs in place."""
 
@@ -40,15 +42,32 @@ class LayerRun:
         calls, output = _run(layer, args, kwargs, {})
         return cls(layer, args, kwargs, calls, output)
 
+    @property
+    def tokens(self) -> int:
+        """How many rows its matrices see; what leaves it has more where it hands on several streams side by side."""
+        seen = {rows(call.input) for call in self.calls if isinstance(call.module, MATRICES)}
+        leaving = rows(self.output)
+        return leaving if leaving in seen or not seen else max(seen)
+
     def call(self, name: str) -> Call | None:
         """What a module did; none where it did not run, or more than once."""
         found = [call for call in self.calls if call.name == name]
         return found[0] if len(found) == 1 else None
 
+    def call_after(self, name: str, call: Call) -> Call | None:
+        """The first time that a module ran after a call; none where it did not."""
+        at = [each.name for each in self.calls].index(call.name)  # the call may be of another run of this layer
+        return next((each for each in self.calls[at + 1 :] if each.name == name), None)
+
     def changed(self, changes: Mapping[str, Change]) -> LayerRun:
         """The same run with what some modules give changed."""
         calls, output = _run(self.layer, self.args, self.kwargs, changes)
         return LayerRun(self.layer, self.args, self.kwargs, calls, output)
+
+
+def rows(tensor: Tensor) -> int:
+    """How many vectors a tensor has."""
+    return tensor.numel() // tensor.shape[-1]
 
 
 def first_tensor(output: LayerOutput) -> Tensor:

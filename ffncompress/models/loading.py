@@ -198,6 +198,12 @@ def longest_of(config: Config) -> int | None:
     return longest if isinstance(longest, int) and longest > 0 else None
 
 
+def embedding_rows(model: Model) -> int:
+    """How many tokens a model can read; what some give for their embedding is something else."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    return int(of_words(model.config).vocab_size if weight is None else weight.shape[0])
+
+
 @contextmanager
 def quiet_bars() -> Iterator[None]:
     """transformers' own bars off for a while: whoever calls us shows how far it is."""

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from itertools import combinations, product, takewhile
 
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import nn
 
 from ffncompress.modeling_ffncompress import in_out
 from ffncompress.models.families import Family, Layout
-from ffncompress.models.layer_run import Call, LayerRun
-from ffncompress.models.trying import UnfitError, try_family
-
-MATRICES = (nn.Linear, Conv1D)
+from ffncompress.models.layer_run import MATRICES, Call, LayerRun, rows
+from ffncompress.models.trying import WHOLE, UnfitError, try_family
 
 
 def look(run: LayerRun) -> tuple[Family, float]:
@@ -30,8 +27,14 @@ def look(run: LayerRun) -> tuple[Family, float]:
         except UnfitError as error:
             told = f"{family.layout.inner[0]} and {family.layout.out}: {error}"
             reasons.append(UnfitError(told, error.held))
-    # the first of those of which most was true
-    raise max(reasons, key=lambda error: error.held) if reasons else UnfitError(_why_none(run))
+    if not reasons:
+        raise UnfitError(_why_none(run))
+    nearest = max(reasons, key=lambda error: error.held)  # the first of those of which most was true
+    if nearest.held == WHOLE and (streams := rows(run.output) // run.tokens) > 1:
+        raise UnfitError(
+            f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them", WHOLE
+        )
+    raise nearest
 
 
 def other_matrices(layer: nn.Module) -> str | None:
@@ -42,19 +45,17 @@ def other_matrices(layer: nn.Module) -> str | None:
 
 
 def _why_none(run: LayerRun) -> str:
-    rows = {_rows(call.input) for call in run.calls if isinstance(call.module, MATRICES)}
-    if rows and (streams := _rows(run.output) // max(rows)) > 1:
-        return f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
     none = "it has no FFN of matrices that are known"
     others = other_matrices(run.layer)
-    return (f"{none}; {others}" if rows else others) if others else none
+    known = any(isinstance(call.module, MATRICES) for call in run.calls)
+    return (f"{none}; {others}" if known else others) if others else none
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:
-    """What might be, the likeliest first: the last matrices of a layer, a gate and an up before one alone."""
-    tokens = _rows(run.output)
-    matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and _rows(call.input) == tokens]
-    for at, out in reversed(list(enumerate(matrices))):
+    """What might be, the likeliest first: the widest, of these the last of a layer; a gate and an up before one alone."""
+    tokens = run.tokens
+    matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and rows(call.input) == tokens]
+    for at, out in sorted(reversed(list(enumerate(matrices))), key=lambda each: -in_out(each[1].module)[0]):
         width = in_out(out.module)[0]
         earlier = matrices[:at][::-1]
         alike = [call for call in earlier if in_out(call.module)[1] == width]
@@ -85,10 +86,6 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
             yield from (Family(".".join(place), layout, after, stream=stream) for layout in layouts)
     gates = [call.name for call in run.calls if isinstance(call.module, nn.Linear) and call.output.shape[-1] == 1]
     yield from (Family(".".join(place), layout, gate=gate) for layout in layouts for gate in gates)
-
-
-def _rows(tensor: Tensor) -> int:
-    return tensor.numel() // tensor.shape[-1]
 
 
 def _has_weights(call: Call) -> bool:

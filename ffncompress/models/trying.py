@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.models.families import Family
-from ffncompress.models.layer_run import Call, LayerRun
+from ffncompress.models.layer_run import Call, LayerRun, rows
 
 
 NEURONS, WHOLE = 1, 2  # how much of a description held: its neurons; and that they are a module, or all its parts
@@ -59,7 +59,7 @@ def part(run: LayerRun, family: Family, name: str) -> Call:
     call = run.call(below(family, name))
     if call is None:
         raise UnfitError(f"there is no {below(family, name)} that runs once in it")
-    if call.input.numel() // call.input.shape[-1] != run.output.numel() // run.output.shape[-1]:
+    if rows(call.input) != run.tokens:
         raise UnfitError(f"its {below(family, name)} does not see every token")
     return call
 
@@ -76,15 +76,15 @@ def _check_neurons(run: LayerRun, family: Family) -> None:
         raise UnfitError("the matrices of its FFN do not fit each other")
     generator = torch.Generator().manual_seed(0)
     tokens, width = h.shape[-2:]
-    rows, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
+    tokens_at, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
     spoilt = (torch.rand(tokens, width, generator=generator) < 0.25).to(h.device)
 
     def shuffled(z: Tensor) -> Tensor:
-        parts = z.index_select(-2, rows).unflatten(-1, (layout.fused, width))[..., columns]
+        parts = z.index_select(-2, tokens_at).unflatten(-1, (layout.fused, width))[..., columns]
         return torch.where(spoilt[:, None], 1.5 - parts, parts).flatten(-2)
 
     found = part(run.changed({lead.name: shuffled for lead in leads}), family, layout.out).input
-    expected = h.index_select(-2, rows)[..., columns]
+    expected = h.index_select(-2, tokens_at)[..., columns]
     if not _near(torch.where(spoilt, 0, found), torch.where(spoilt, 0, expected)):
         raise UnfitError(_tied_by(run, family) or "the neurons of its FFN do not stand each for itself")
     if torch.equal(found, expected):
@@ -137,9 +137,9 @@ def joined_scale(run: LayerRun, family: Family) -> float:
     silent = run.changed({source.name: torch.zeros_like})
     with_it, without = run.output, silent.output
     if family.stream is not None:
-        entered, entered_without = run.call(family.stream), silent.call(family.stream)
+        entered, entered_without = (each.call_after(family.stream, source) for each in (run, silent))
         if entered is None or entered_without is None:
-            raise UnfitError(f"there is no {family.stream} that runs once in it")
+            raise UnfitError(f"there is no {family.stream} that runs after it")
         with_it, without = entered.input, entered_without.input
     if not without.any():
         raise UnfitError("its FFNs are in a list of their own, and the residual stream is outside of it")
@@ -151,14 +151,14 @@ def joined_scale(run: LayerRun, family: Family) -> float:
 
 def _scale(added: Tensor, with_it: Tensor, without: Tensor) -> float | None:
     """By what a contribution was multiplied before it was added, from the sum with and without it; none: otherwise."""
-    rounding = 4 * torch.finfo(added.dtype).eps  # of the stream, which may be a thousand times as long
+    rounding = 4 * torch.finfo(added.dtype).eps  # of the stream, which may be a thousand times as long as it
     if added.numel() != with_it.numel():
         return None
     c, with_it, without = (t.double().flatten() for t in (added, with_it, without))
-    slack = 1e-2 * (c.abs() + c.abs().max()) + rounding * (with_it.abs() + without.abs())
+    slack, rounded = 1e-2 * (c.abs() + c.abs().max()), rounding * (with_it.abs() + without.abs())
     energy = (c @ c).clamp_min(1e-300)
     for scale in (1.0, float(c @ (with_it - without) / energy)):  # some families scale what they add
-        if ((with_it - without - scale * c).abs() <= slack * max(1.0, abs(scale))).all():
+        if ((with_it - without - scale * c).abs() <= abs(scale) * slack + rounded).all():
             return scale if scale != 0 else None
     return None
 
