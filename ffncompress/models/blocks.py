@@ -35,6 +35,7 @@ class Block:
     other_parameters: int = 0  # beside matrices and biases, as of a learned activation
     after_path: str | None = None  # a norm of its output, before it is added
     gate_path: str | None = None  # a matrix of one row, whose sigmoid scales its output, token by token
+    tied: bool = False  # its neurons do not stand each for itself, so none can be kept without the others
     stream_path: str | None = None  # what the residual stream after it enters first; none: it leaves the layer
 
     @property

@@ -39,6 +39,7 @@ class Family:
     layout: Layout
     after: str | None = None  # a norm of the FFN's output, before it is added
     gate: str | None = None  # a matrix of one row, whose sigmoid scales what is added, token by token
+    tied: bool = False  # its neurons do not stand each for itself: it can go, but not a part of it
     stream: str | None = None  # what the stream enters first with the contribution in it; none: it leaves the layer
 
 

@@ -194,5 +194,6 @@ def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale:
         other_parameters=parameters - own,
         after_path=f"{layer_path}.{family.after}" if family.after else None,
         gate_path=f"{layer_path}.{family.gate}" if family.gate else None,
+        tied=family.tied,
         stream_path=f"{layer_path}.{family.stream}" if family.stream else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class LayerRun:
     kwargs: dict[str, object]
     calls: list[Call]  # in the order in which they ended
     output: Tensor
+    _silenced: dict[str, LayerRun] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> LayerRun:
@@ -63,6 +64,12 @@ class LayerRun:
         """The same run with what some modules give changed."""
         calls, output = _run(self.layer, self.args, self.kwargs, changes)
         return LayerRun(self.layer, self.args, self.kwargs, calls, output)
+
+    def silenced(self, name: str) -> LayerRun:
+        """The same run with one module giving nothing but zeros."""
+        if name not in self._silenced:
+            self._silenced[name] = self.changed({name: torch.zeros_like})
+        return self._silenced[name]
 
 
 def rows(tensor: Tensor) -> int:

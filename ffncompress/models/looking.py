@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, product, takewhile
+from dataclasses import replace
+from itertools import chain, combinations, product, takewhile
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from ffncompress.modeling_ffncompress import in_out
 from ffncompress.models.families import Family, Layout
 from ffncompress.models.layer_run import MATRICES, Call, LayerRun, rows
-from ffncompress.models.trying import WHOLE, UnfitError, try_family
+from ffncompress.models.trying import WHOLE, UnfitError, check_ffn, joined_scale
 
 
 def look(run: LayerRun) -> tuple[Family, float]:
@@ -21,12 +22,27 @@ def look(run: LayerRun) -> tuple[Family, float]:
         UnfitError: none is; says what is there, and which part of the likeliest does not fit.
     """
     reasons: list[UnfitError] = []
-    for family in _descriptions(run):
+    checked: dict[tuple[str, Layout, bool], UnfitError | None] = {}  # an FFN is the same whatever stands behind it
+
+    def scale_of(family: Family) -> float | None:
+        ffn = (family.place, family.layout, family.tied)
         try:
-            return family, try_family(run, family)
+            if ffn not in checked:
+                checked[ffn] = None
+                check_ffn(run, family)
+            return joined_scale(run, family) if checked[ffn] is None else None
         except UnfitError as error:
-            told = f"{family.layout.inner[0]} and {family.layout.out}: {error}"
-            reasons.append(UnfitError(told, error.held))
+            told = UnfitError(f"{family.layout.inner[0]} and {family.layout.out}: {error}", error.held)
+            if error.held < WHOLE:
+                checked[ffn] = told
+            reasons.append(told)
+        return None
+
+    # rather one of which a part can be kept
+    whole = (each for each in _descriptions(run) if each.layout.activation is None)
+    for family in chain(_descriptions(run), (replace(each, tied=True) for each in whole)):
+        if (scale := scale_of(family)) is not None:
+            return family, scale
     if not reasons:
         raise UnfitError(_why_none(run))
     nearest = max(reasons, key=lambda error: error.held)  # the first of those of which most was true

@@ -33,21 +33,32 @@ def try_family(run: LayerRun, family: Family) -> float:
     Raises:
         UnfitError: the description is not true of this layer.
     """
+    check_ffn(run, family)
+    return joined_scale(run, family)
+
+
+def check_ffn(run: LayerRun, family: Family) -> None:
+    """Whether the neurons stand each for itself, if they are said to, and the module is theirs alone.
+
+    Raises:
+        UnfitError: they do not, or it is not.
+    """
     held = 0
     try:
-        _check_neurons(run, family)
-        held = NEURONS
+        if not family.tied:
+            _check_neurons(run, family)
+            held = NEURONS
         _check_module(run, family)
-        held = WHOLE
-        return joined_scale(run, family)
+        if family.tied:
+            _check_tokens(run, family)
     except UnfitError as error:
         error.held = held
         raise
 
 
 def below(family: Family, name: str) -> str:
-    """The name of one of the FFN's parts in its layer."""
-    return f"{family.place}.{name}" if family.place else name
+    """The name of one of the FFN's parts in its layer; of no part: its own."""
+    return f"{family.place}.{name}".strip(".")
 
 
 def part(run: LayerRun, family: Family, name: str) -> Call:
@@ -99,6 +110,22 @@ def _tied_by(run: LayerRun, family: Family) -> str | None:
     return f"a norm ({norms[0]}) stands among its neurons and ties them together" if norms else None
 
 
+def _check_tokens(run: LayerRun, family: Family) -> None:
+    """What the module gives for a token is a function of what it is given for that token alone."""
+    whole = part(run, family, "")
+    generator = torch.Generator().manual_seed(0)
+    x, y = whole.input, whole.output
+    order = torch.randperm(x.shape[-2], generator=generator).to(x.device)
+    spoilt = (torch.rand(len(order), 1, generator=generator) < 0.5).to(x.device)
+    try:
+        with torch.inference_mode():
+            found = whole.module(torch.where(spoilt, 1.5 - x, x).index_select(-2, order))
+    except Exception as error:  # whatever a family's own code says of it
+        raise UnfitError("its FFN does not run by itself") from error
+    if not _near(torch.where(spoilt, 0, y).index_select(-2, order), torch.where(spoilt[order], 0, found)):
+        raise UnfitError("what its FFN gives for a token depends on other tokens")
+
+
 def _check_module(run: LayerRun, family: Family) -> None:
     layout = family.layout
     x, y = part(run, family, layout.inner[0]).input, part(run, family, layout.out).output
@@ -124,6 +151,14 @@ def joined_scale(run: LayerRun, family: Family) -> float:
     Raises:
         UnfitError: it is not added as the description says.
     """
+    try:
+        return _joined_scale(run, family)
+    except UnfitError as error:
+        error.held = WHOLE
+        raise
+
+
+def _joined_scale(run: LayerRun, family: Family) -> float:
     y = part(run, family, family.layout.out)
     source = y if family.after is None else run.call(family.after)
     if source is None or (source is not y and not _near(source.input, y.output)):
@@ -134,7 +169,7 @@ def joined_scale(run: LayerRun, family: Family) -> float:
         if gate is None or gate.output.numel() != added.numel() // added.shape[-1]:
             raise UnfitError(f"{family.gate} is no gate of its FFN's output")
         added = added * gate.output.reshape(*added.shape[:-1], 1).sigmoid()
-    silent = run.changed({source.name: torch.zeros_like})
+    silent = run.silenced(source.name)
     with_it, without = run.output, silent.output
     if family.stream is not None:
         entered, entered_without = (each.call_after(family.stream, source) for each in (run, silent))
