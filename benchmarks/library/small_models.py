@@ -20,8 +20,8 @@ SIZES = {
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
        "num_local_experts n_routed_experts mamba_num_heads num_mem_heads num_attention_head",
     2: "num_key_value_heads num_experts_per_tok top_k moe_top_k n_kv_heads num_kv_heads moe_topk num_selects_per_token",
-    1: "num_kv_shared_layers n_shared_experts n_group topk_group first_k_dense_replace num_expert_group mamba_n_groups mamba_expand "
-       "num_nextn_predict_layers n_groups num_shared_experts moe_num_shared_experts",
+    1: "num_kv_shared_layers n_shared_experts n_group topk_group first_k_dense_replace num_expert_group mamba_n_groups "
+       "mamba_expand num_nextn_predict_layers n_groups num_shared_experts moe_num_shared_experts",
     8: "head_dim qk_nope_head_dim v_head_dim qk_rope_head_dim d_kv mamba_d_head mamba_head_dim global_head_dim "
        "hidden_size_per_layer_input linear_key_head_dim linear_value_head_dim state_size mamba_d_state",
     16: "qk_head_dim",
@@ -47,7 +47,8 @@ SPECIAL: dict[str, dict[str, object]] = {
     "opt": {"word_embed_proj_dim": 32},
     "blt": {"encoder_hash_byte_group_vocab": 8, "hidden_size_global": 32, "patcher_config": {"num_hidden_layers": 1}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 96}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+             "ffn_config": {"ffn_hidden_size": 96}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5},
     "esmc": {"num_key_value_heads": 4},

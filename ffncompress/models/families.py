@@ -23,7 +23,7 @@ class Layout:
     inner: tuple[str, ...]  # the matrices that lead in: one, or a gate and an up
     out: str  # the matrix that leads out
     fused: int = 1  # how many of them stand above one another in one matrix
-    activation: str | None = None  # the module between, of an FFN without a module of its own
+    activation: str | None = None  # the module between, of an FFN without a module of its own, or around what leads in
 
     @property
     def leads(self) -> int:

@@ -22,6 +22,7 @@ from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Hook, LayerOutput
 
 ROUTED = "its FFN is routed to experts"
+ONE_PLACE = "and a replacement is fitted to what one place sees"
 SETTLED = "its FFN was replaced before"
 
 
@@ -73,7 +74,7 @@ def find_ffns(model: nn.Module) -> Ffns:
                 family, scale = (known, try_family(run, known)) if known else look(run)
                 block = _block(len(found.blocks), f"{layers_path}.{index}", layer, family, scale)
                 if owners[id(layer.get_submodule(below(family, family.layout.out)).weight)] > 1:
-                    raise UnfitError("its FFN is another layer's too, and a replacement is fitted to what one place sees", 3)
+                    raise UnfitError(f"its FFN is another layer's too, {ONE_PLACE}", WHOLE)
             except UnfitError as error:
                 routed = _is_routed(layer) and error.held < WHOLE
                 found.kept[index] = ROUTED if routed else str(error)
@@ -122,7 +123,7 @@ def _layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
         shared = f"all {times} layers share one FFN" if len(lists[name]) == 1 else (
             f"each of its {len(lists[name])} layers runs {times} times in a forward pass with the same FFN"
         )  # fmt: skip
-        raise unsupported(model_type, f"{shared}, and a replacement is fitted to what one place sees")
+        raise unsupported(model_type, f"{shared}, {ONE_PLACE}")
     return name, lists[name]
 
 
@@ -177,7 +178,7 @@ def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale:
     whole = [layer.get_submodule(family.place)] if layout.activation is None else [
         *parts, layer.get_submodule(below(family, layout.activation))
     ]  # fmt: skip
-    parameters = sum(p.numel() for part in whole for p in part.parameters())
+    parameters = sum({id(p): p.numel() for part in whole for p in part.parameters()}.values())
     own = d_inner * (layout.leads * (d_in + inner_bias) + d_out) + d_out * out_bias
     return Block(
         index=index,

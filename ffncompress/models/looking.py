@@ -68,10 +68,10 @@ def _why_none(run: LayerRun) -> str:
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:
-    """What might be, the likeliest first: the widest, of these the last of a layer; a gate and an up before one alone."""
+    """What might be, the likeliest first: the widest, of these the last of a layer; a gate and an up, before one."""
     tokens = run.tokens
     matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and rows(call.input) == tokens]
-    for at, out in sorted(reversed(list(enumerate(matrices))), key=lambda each: -in_out(each[1].module)[0]):
+    for at, out in sorted(enumerate(matrices), key=lambda each: (in_out(each[1].module)[0], each[0]), reverse=True):
         width = in_out(out.module)[0]
         earlier = matrices[:at][::-1]
         alike = [call for call in earlier if in_out(call.module)[1] == width]
@@ -91,9 +91,10 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
     inner = tuple(map(below, leads))
     layouts = [Layout(inner, below(out), fused)] if place else []
     if len(leads) == fused == 1:
-        z, h = leads[0].output, out.input
-        between = [c for c in run.calls if torch.equal(c.input, z) and torch.equal(c.output, h)]
-        between = [c for c in between if c.name.split(".")[: len(place)] == place]
+        lead, h = leads[0], out.input
+        around = [c for c in run.calls if lead.name.startswith(f"{c.name}.") and torch.equal(c.input, lead.input)]
+        between = [*(c for c in run.calls if torch.equal(c.input, lead.output)), *around]
+        between = [c for c in between if torch.equal(c.output, h) and c.name.split(".")[: len(place)] == place]
         layouts += [Layout(inner, below(out), 1, below(call)) for call in between[:1]]
     behind = [call.name for call in run.calls[run.calls.index(out) + 1 :] if _has_weights(call)]
     # nothing behind it, then one thing, then two

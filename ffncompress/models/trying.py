@@ -15,7 +15,6 @@ from torch import Tensor
 from ffncompress.models.families import Family
 from ffncompress.models.layer_run import Call, LayerRun, rows
 
-
 NEURONS, WHOLE = 1, 2  # how much of a description held: its neurons; and that they are a module, or all its parts
 
 
@@ -131,7 +130,8 @@ def _check_module(run: LayerRun, family: Family) -> None:
     x, y = part(run, family, layout.inner[0]).input, part(run, family, layout.out).output
     if layout.activation is not None:
         z, between = part(run, family, layout.inner[0]).output, run.call(below(family, layout.activation))
-        if between is None or not torch.equal(between.input, z):
+        fed = x if layout.inner[0].startswith(f"{layout.activation}.") else z
+        if between is None or not torch.equal(between.input, fed):
             raise UnfitError("its activation is no module of its own that runs once in it")
         if not torch.equal(between.output, part(run, family, layout.out).input):
             raise UnfitError("something stands between its activation and its output matrix")
