@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -45,10 +46,10 @@ class LayerRun:
 
     @property
     def tokens(self) -> int:
-        """How many rows its matrices see; what leaves it has more where it hands on several streams side by side."""
-        seen = {rows(call.input) for call in self.calls if isinstance(call.module, MATRICES)}
+        """How many rows most of its matrices see; more leave it where it hands on several streams side by side."""
+        seen = Counter(rows(call.input) for call in self.calls if isinstance(call.module, MATRICES))
         leaving = rows(self.output)
-        return leaving if leaving in seen or not seen else max(seen)
+        return leaving if leaving in seen or not seen else seen.most_common(1)[0][0]
 
     def call(self, name: str) -> Call | None:
         """What a module did; none where it did not run, or more than once."""

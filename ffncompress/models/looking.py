@@ -12,7 +12,7 @@ from torch import nn
 from ffncompress.modeling_ffncompress import in_out
 from ffncompress.models.families import Family, Layout
 from ffncompress.models.layer_run import MATRICES, Call, LayerRun, rows
-from ffncompress.models.trying import WHOLE, UnfitError, check_ffn, joined_scale
+from ffncompress.models.trying import WHOLE, UnfitError, check_ffn, joined_scale, part
 
 
 def look(run: LayerRun) -> tuple[Family, float]:
@@ -21,36 +21,34 @@ def look(run: LayerRun) -> tuple[Family, float]:
     Raises:
         UnfitError: none is; says what is there, and which part of the likeliest does not fit.
     """
-    reasons: list[UnfitError] = []
-    checked: dict[tuple[str, Layout, bool], UnfitError | None] = {}  # an FFN is the same whatever stands behind it
-
-    def scale_of(family: Family) -> float | None:
+    reasons: list[tuple[UnfitError, Family]] = []
+    checked: dict[tuple[str, Layout, bool], bool] = {}  # an FFN is the same whatever stands behind it
+    # rather one of which a part can be kept
+    whole = (replace(each, tied=True) for each in _descriptions(run) if each.layout.activation is None)
+    for family in chain(_descriptions(run), whole):
         ffn = (family.place, family.layout, family.tied)
+        if checked.get(ffn) is False:
+            continue
         try:
             if ffn not in checked:
-                checked[ffn] = None
                 check_ffn(run, family)
-            return joined_scale(run, family) if checked[ffn] is None else None
+            return family, joined_scale(run, family)
         except UnfitError as error:
-            told = UnfitError(f"{family.layout.inner[0]} and {family.layout.out}: {error}", error.held)
-            if error.held < WHOLE:
-                checked[ffn] = told
-            reasons.append(told)
-        return None
+            checked[ffn] = error.held == WHOLE
+            reasons.append((error, family))
+    raise _nearest(run, reasons)
 
-    # rather one of which a part can be kept
-    whole = (each for each in _descriptions(run) if each.layout.activation is None)
-    for family in chain(_descriptions(run), (replace(each, tied=True) for each in whole)):
-        if (scale := scale_of(family)) is not None:
-            return family, scale
+
+def _nearest(run: LayerRun, reasons: list[tuple[UnfitError, Family]]) -> UnfitError:
+    """The first of those of which most was true."""
     if not reasons:
-        raise UnfitError(_why_none(run))
-    nearest = max(reasons, key=lambda error: error.held)  # the first of those of which most was true
-    if nearest.held == WHOLE and (streams := rows(run.output) // run.tokens) > 1:
-        raise UnfitError(
-            f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them", WHOLE
-        )
-    raise nearest
+        return UnfitError(_why_none(run))
+    error, family = max(reasons, key=lambda each: each[0].held)
+    out = part(run, family, family.layout.out).output
+    if error.held == WHOLE and (streams := run.output.numel() // out.numel()) > 1:
+        told = f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
+        return UnfitError(told, WHOLE)
+    return UnfitError(f"{family.layout.inner[0]} and {family.layout.out}: {error}", error.held)
 
 
 def other_matrices(layer: nn.Module) -> str | None:

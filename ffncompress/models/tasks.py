@@ -44,8 +44,9 @@ def _task(name: str, model_type: str) -> Task:
 
     if has(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         return "causal"
+    if model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return "causal"
     if has(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) or has(auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES):
         return "masked"
     # without a head, of a family that has masked language models: a sentence encoder
-    headless = has(auto.MODEL_MAPPING_NAMES) and model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return "embedding" if headless else "causal"
+    return "embedding" if has(auto.MODEL_MAPPING_NAMES) else "causal"
