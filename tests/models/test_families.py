@@ -130,6 +130,8 @@ def test_routed_ffns_alone_are_refused() -> None:
         ("hy_v4", "its layers hand on 4 streams side by side"),
         ("hrm_text", "each of its 3 layers runs 6 times in a forward pass with the same FFN"),
         ("ibert", "its matrices are QuantLinear modules"),
+        ("perceiver", "what it says of a text is not one prediction for each of its tokens"),
+        ("qwen4_exp_text", "its layers hand on 4 streams side by side"),
         ("rwkv", "key and value: feed_forward does not run once and give one tensor"),
         ("squeezebert", "its matrices are Conv1d modules"),
         ("xlm", "its FFNs are in a list of their own, and the residual stream is outside of it"),
