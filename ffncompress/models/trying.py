@@ -5,6 +5,9 @@ neurons, and some of it spoilt here and there, the inner activations are the sam
 places; so a neuron can go, and what it does at a token is a function of its own rows at that token alone. Its module
 gives what its output matrix gives, and wants nothing but its input. And its output reaches the residual stream:
 silence it, and what leaves the layer loses just that, times a scale, or behind the norm that the description names.
+
+Of an FFN whose neurons are tied together the first is asked in another way: that what its module gives for a token is a
+function of what it is given for that token alone. Then it can go as a whole.
 """
 
 from __future__ import annotations
