@@ -58,6 +58,7 @@ def _described(block: object) -> str:
     words += ["inline"] if layout.activation else []
     words += [f"behind {block.after_path.rpartition('.')[2]}"] if block.after_path else []
     words += [f"before {block.stream_path.rpartition('.')[2]}"] if block.stream_path else []
+    words += ["linear maps only"] if block.tied else []
     words += [f"times {block.scale:.3g}"] if block.scale != 1 else []
     return ", ".join(words)
 

@@ -105,12 +105,13 @@ class InlineFFN(nn.Module):
     """An FFN without a module of its own: a lead, an activation and an output that lie among others in a layer.
 
     It holds them under the names that they have there, and stands for them as a whole. In a model they are replaced one
-    by one (`put`): what runs is the layer's own code.
+    by one (`put`): what runs is the layer's own code. A lead may lie within the module that holds the activation (in
+    ESM, which applies one that is no module): then the two are one part.
     """
 
-    def __init__(self, inner: str, activation: str, out: str, parts: Iterable[nn.Module]) -> None:
+    def __init__(self, names: tuple[str, ...], parts: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.names = (inner, activation, out)
+        self.names = names
         for name, part in zip(self.names, parts, strict=True):
             *above, last = name.split(".")
             place: nn.Module = self
@@ -125,6 +126,26 @@ class InlineFFN(nn.Module):
         for name in self.names:
             x = self.get_submodule(name)(x)
         return x
+
+
+def inline_names(inner: str, activation: str, out: str) -> tuple[str, ...]:
+    """The parts of an FFN without a module of its own, each named once."""
+    return (activation, out) if inner.startswith(f"{activation}.") else (inner, activation, out)
+
+
+class Enclosed(nn.Module):
+    """A lead, under the name that it has in the module around it, and what comes behind it there."""
+
+    def __init__(self, name: str, lead: nn.Module, between: nn.Module) -> None:
+        super().__init__()
+        self._name = name
+        self.add_module(name, lead)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        z: Tensor = self.between(getattr(self, self._name)(x))
+        return z
 
 
 class PartlyActive(nn.Module):
@@ -223,24 +244,41 @@ def _inline(kind: str, width: int, rank: int, inner: str, activation: str, out: 
     """A replacement by parts. What is linear passes the activation by: a bypass is features that it leaves alone."""
     own_inner, own_out = ffn.get_submodule(inner), ffn.get_submodule(out)
     d_in, d_out = in_out(own_inner)[0], in_out(own_out)[1]
-    if kind == "constant":
-        return InlineFFN(inner, activation, out, (nn.Identity(), nn.Identity(), Constant(d_out)))
-    if kind == "dense":
-        return InlineFFN(inner, activation, out, (nn.Identity(), nn.Identity(), nn.Linear(d_in, d_out)))
-    between: nn.Module = copy.deepcopy(ffn.get_submodule(activation)) if width else nn.Identity()
-    if kind == "hybrid":
-        between = PartlyActive(width, between)
+    names = inline_names(inner, activation, out)
+    if kind in ("constant", "dense"):
+        whole = Constant(d_out) if kind == "constant" else nn.Linear(d_in, d_out)
+        return InlineFFN(names, (*(nn.Identity() for _ in names[:-1]), whole))
     lead = nn.Linear(d_in, rank, bias=False) if kind == "low-rank" else _projection(own_inner, d_in, width + rank)
     biased = getattr(own_out, "bias", None) is not None or kind != "neurons"
-    return InlineFFN(inner, activation, out, (lead, between, _projection(own_out, width + rank, d_out, biased)))
+    last = _projection(own_out, width + rank, d_out, biased)
+    own, enclosed = ffn.get_submodule(activation), len(names) == 2
+    if kind == "neurons" and enclosed:
+        return InlineFFN(names, (_copied(own, own_inner, lead), last))
+    between = _copied(own, own_inner, nn.Identity()) if width else nn.Identity()
+    if kind == "hybrid":
+        between = PartlyActive(width, between)
+    first = (Enclosed(inner.removeprefix(f"{activation}."), lead, between),) if enclosed else (lead, between)
+    return InlineFFN(names, (*first, last))
+
+
+def _copied(module: nn.Module, part: nn.Module, other: nn.Module) -> nn.Module:
+    """A copy of a module; where it holds the part, with another in its place."""
+    made: nn.Module = copy.deepcopy(module, {id(part): other})
+    _forget_hooks_(made)
+    return made
+
+
+def _forget_hooks_(module: nn.Module) -> None:
+    """A copy runs as its class says: what accelerate put there is bound to the original."""
+    for name in ("forward", "_hf_hook", "_old_forward"):
+        module.__dict__.pop(name, None)
 
 
 def _narrowed(ffn: nn.Module, inner: tuple[str, ...], out: str, width: int, fused: int) -> nn.Module:
     names = (*inner, out)
     placeholders: dict[int, object] = {id(ffn.get_submodule(name)): nn.Identity() for name in names}
     module = copy.deepcopy(ffn, placeholders)  # all but its matrices
-    for name in ("forward", "_hf_hook", "_old_forward"):  # accelerate's, bound to the original
-        module.__dict__.pop(name, None)
+    _forget_hooks_(module)
     for name in names:
         own = ffn.get_submodule(name)
         d_in, d_out = in_out(own)
@@ -461,7 +499,16 @@ def guardable(config: Any) -> dict[str, str]:
     """The activations that a config names, by key: what can be made unloadable by another name."""
     words = of_words(config)
     named = {key: getattr(words, key, None) for key in _ACTIVATION_KEYS}
-    return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN}
+    return {key: name for key, name in named.items() if isinstance(name, str) and name in ACT2FN and _takes(words, key)}
+
+
+def _takes(config: Any, key: str) -> bool:
+    """Whether a config lets another name stand there; some know the only one that it may be."""
+    try:
+        setattr(copy.deepcopy(config), key, GUARD)
+    except Exception:  # whatever a config's own checks raise
+        return False
+    return True
 
 
 def of_words(config: Any) -> Any:

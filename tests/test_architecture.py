@@ -82,7 +82,7 @@ def test_every_floor_is_in_the_order_and_says_what_it_is() -> None:
 def test_every_module_has_a_docstring_and_can_be_read_in_one_sitting() -> None:
     for file in PACKAGE.rglob("*.py"):
         assert ast.get_docstring(ast.parse(file.read_text())), file
-        longest = 560 if file.name == "modeling_ffncompress.py" else 330  # that one travels, and is whole by itself
+        longest = 600 if file.name == "modeling_ffncompress.py" else 330  # that one travels, and is whole by itself
         assert len(file.read_text().splitlines()) <= longest, file
 
 

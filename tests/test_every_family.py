@@ -23,7 +23,11 @@ from ffncompress.text.sources import read
 
 pytestmark = pytest.mark.slow
 
-UNLISTED = ("falcon_h1", "gemma4_text", "jamba", "olmo_hybrid", "openai-gpt", "qwen2_moe", "xlnet")  # what has no row
+# what has no row
+UNLISTED = (
+    "bitnet", "esm", "falcon_h1", "gemma3n_text", "gemma4_text", "jamba", "nemotron_h", "olmo_hybrid", "openai-gpt",
+    "qwen2_moe", "xlnet",
+)  # fmt: skip
 ONE_OF_EACH = tuple(names.split()[0] for _, names in ROWS)  # benchmarks/architectures.py takes them all
 POPULAR = ("falcon", "gemma3_text", "olmo2", "phi3", "opt", "qwen3", "roberta", "modernbert-decoder")
 IDS = torch.arange(5, 25)[None]

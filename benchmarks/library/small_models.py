@@ -20,9 +20,8 @@ SIZES = {
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
        "num_local_experts n_routed_experts mamba_num_heads num_mem_heads num_attention_head",
     2: "num_key_value_heads num_experts_per_tok top_k moe_top_k n_kv_heads num_kv_heads moe_topk num_selects_per_token",
-    0: "num_kv_shared_layers",
-    1: "n_shared_experts n_group topk_group first_k_dense_replace num_expert_group mamba_n_groups mamba_expand "
-       "num_nextn_predict_layers n_groups num_shared_experts moe_num_shared_experts",
+    1: "num_kv_shared_layers n_shared_experts n_group topk_group first_k_dense_replace num_expert_group mamba_n_groups "
+       "mamba_expand num_nextn_predict_layers n_groups num_shared_experts moe_num_shared_experts",
     8: "head_dim qk_nope_head_dim v_head_dim qk_rope_head_dim d_kv mamba_d_head mamba_head_dim global_head_dim "
        "hidden_size_per_layer_input linear_key_head_dim linear_value_head_dim state_size mamba_d_state",
     16: "qk_head_dim",
@@ -46,7 +45,32 @@ SPECIAL: dict[str, dict[str, object]] = {
     "reformer": {"is_decoder": True, "attn_layers": ["local", "local", "local"], "axial_pos_embds": False},
     "xlnet": {"n_token": VOCABULARY, "d_inner": 96}, "xlm": {"n_words": VOCABULARY},
     "opt": {"word_embed_proj_dim": 32},
+    "blt": {"encoder_hash_byte_group_vocab": 8, "hidden_size_global": 32, "patcher_config": {"num_hidden_layers": 1}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+             "ffn_config": {"ffn_hidden_size": 96}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5},
+    "esmc": {"num_key_value_heads": 4},
+    "funnel": {"block_sizes": [1, 2], "d_head": 8, "d_inner": 96},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "gemma3n_text": {"intermediate_size": [96, 96, 96], "activation_sparsity_pattern": [0.95, 0.0, 0.0]},
+    "kimi_linear": {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "luke": {"entity_vocab_size": 8, "entity_emb_size": 8},
+    "mamba2": {"num_heads": 8},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "moe"],
+                   "moe_shared_expert_intermediate_size": 96},
+    "neomme": {"head_dim": 16},
+    "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 3, "vocab_size": VOCABULARY},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+                       "indexer_compress_ratio": 4},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "num_hidden_layers": 5, "layers_block_type":
+              ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zamba2": {"attention_hidden_size": 64, "mamba_expand": 2},
 }  # fmt: skip
+SPECIAL["qwen4_exp"] = SPECIAL["qwen4_exp_text"]
 
 
 def causal_types() -> list[str]:
@@ -64,11 +88,14 @@ def small_config(model_type: str) -> transformers.PreTrainedConfig:
     kind = transformers.CONFIG_MAPPING[model_type]
     default = kind()
     special = SPECIAL.get(model_type, {})
-    wanted = _shrunk(default) | special
+    wanted = _shrunk(default)
+    for name, value in special.items():
+        within = wanted.get(name)
+        wanted[name] = within | value if isinstance(within, dict) and isinstance(value, dict) else value
     config = kind(**wanted)
     for part in _parts(config):
         for name, value in special.items():
-            if hasattr(part, name):
+            if hasattr(part, name) and not isinstance(value, dict):
                 setattr(part, name, value)
     return config
 

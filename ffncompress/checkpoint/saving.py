@@ -34,6 +34,7 @@ from ffncompress.models import (
     ModelSource,
     context_of,
     count_parameters,
+    embedding_rows,
     find_blocks,
     forward,
     install_,
@@ -231,7 +232,7 @@ def _licence(source: ModelSource) -> str | None:
 @torch.inference_mode()
 def _prove_parity(model: Model, folder: Path) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
-    ids = torch.arange(3, 19)[None] % model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(3, 19)[None] % embedding_rows(model)
     expected = forward(model, ids)[0]  # logits, or the last hidden state
     again = load(folder, dtype=model.dtype)
     if not torch.equal(forward(again, ids)[0], expected):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.budgets import Use
-from ffncompress.models import forward
+from ffncompress.models import embedding_rows, forward
 from ffncompress.passes.pace import (
     PROMPT,
     STEPS,
@@ -22,7 +22,6 @@ from ffncompress.passes.pace import (
     seconds_to_go_on,
     seconds_to_read,
 )
-from ffncompress.passes.reading import embedding_rows
 from ffncompress.records.gate import Pace, Speed
 from ffncompress.records.task import Task
 from ffncompress.runtime.memory import shrinking

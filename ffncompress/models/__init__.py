@@ -22,6 +22,7 @@ from ffncompress.models.forward import forward, on_rows
 from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
     context_of,
+    embedding_rows,
     load_config,
     load_model,
     load_random,
@@ -41,6 +42,7 @@ __all__ = [
     "ModelSource",
     "context_of",
     "count_parameters",
+    "embedding_rows",
     "ffn_of",
     "find_base",
     "find_blocks",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ffncompress.modeling_ffncompress import InlineFFN, of_words, put
+from ffncompress.modeling_ffncompress import InlineFFN, inline_names, of_words, put
 from ffncompress.models.families import Layout
 from ffncompress.type_aliases import Config
 
@@ -35,6 +35,7 @@ class Block:
     other_parameters: int = 0  # beside matrices and biases, as of a learned activation
     after_path: str | None = None  # a norm of its output, before it is added
     gate_path: str | None = None  # a matrix of one row, whose sigmoid scales its output, token by token
+    tied: bool = False  # its neurons do not stand each for itself, so none can be kept without the others
     stream_path: str | None = None  # what the residual stream after it enters first; none: it leaves the layer
 
     @property
@@ -64,8 +65,8 @@ def ffn_of(model: nn.Module, block: Block) -> nn.Module:
     layout = block.layout
     if layout.activation is None:
         return module
-    names = (layout.inner[0], layout.activation, layout.out)
-    return InlineFFN(*names, map(module.get_submodule, names))
+    names = inline_names(layout.inner[0], layout.activation, layout.out)
+    return InlineFFN(names, map(module.get_submodule, names))
 
 
 def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
@@ -93,7 +94,7 @@ def _standing_at(model: nn.Module, path: str, replacement: nn.Module) -> nn.Modu
     module = model.get_submodule(path)
     if not isinstance(replacement, InlineFFN):
         return module
-    return InlineFFN(*replacement.names, map(module.get_submodule, replacement.names))
+    return InlineFFN(replacement.names, map(module.get_submodule, replacement.names))
 
 
 def width_key(config: Config, blocks: Sequence[Block]) -> str | None:

@@ -23,7 +23,7 @@ class Layout:
     inner: tuple[str, ...]  # the matrices that lead in: one, or a gate and an up
     out: str  # the matrix that leads out
     fused: int = 1  # how many of them stand above one another in one matrix
-    activation: str | None = None  # the module between, of an FFN without a module of its own
+    activation: str | None = None  # the module between, of an FFN without a module of its own, or around what leads in
 
     @property
     def leads(self) -> int:
@@ -39,7 +39,8 @@ class Family:
     layout: Layout
     after: str | None = None  # a norm of the FFN's output, before it is added
     gate: str | None = None  # a matrix of one row, whose sigmoid scales what is added, token by token
-    stream: str | None = None  # what the stream enters with the contribution in it; none: it leaves the layer
+    tied: bool = False  # its neurons do not stand each for itself: it can go, but not a part of it
+    stream: str | None = None  # what the stream enters first with the contribution in it; none: it leaves the layer
 
 
 GPT2 = Layout(("c_fc",), "c_proj")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from ffncompress.models.families import FAMILIES, Family, unsupported
 from ffncompress.models.forward import forward
 from ffncompress.models.layer_run import LayerRun
 from ffncompress.models.looking import look, other_matrices
-from ffncompress.models.trying import UnfitError, below, try_family
+from ffncompress.models.trying import NEURONS, WHOLE, UnfitError, below, try_family
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Hook, LayerOutput
 
 ROUTED = "its FFN is routed to experts"
+ONE_PLACE = "and a replacement is fitted to what one place sees"
 SETTLED = "its FFN was replaced before"
 
 
@@ -54,7 +56,8 @@ def find_ffns(model: nn.Module) -> Ffns:
     layers_path, layers = _layers(model, model_type)
     known = FAMILIES.get(model_type)
     found = Ffns([])
-    seen: set[int] = set()
+    held: dict[int, int] = {}  # how much was true of what is nearest to an FFN in a layer without one
+    owners = Counter(id(p) for _, p in layers.named_parameters(remove_duplicate=False))
 
     def at_layer(index: int) -> Hook:
         def hook(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _output: LayerOutput) -> None:
@@ -70,13 +73,13 @@ def find_ffns(model: nn.Module) -> Ffns:
             try:
                 family, scale = (known, try_family(run, known)) if known else look(run)
                 block = _block(len(found.blocks), f"{layers_path}.{index}", layer, family, scale)
+                if owners[id(layer.get_submodule(below(family, family.layout.out)).weight)] > 1:
+                    raise UnfitError(f"its FFN is another layer's too, {ONE_PLACE}", WHOLE)
             except UnfitError as error:
-                found.kept[index] = ROUTED if _is_routed(layer) else str(error)
+                routed = _is_routed(layer) and error.held < WHOLE
+                found.kept[index] = ROUTED if routed else str(error)
+                held[index] = NEURONS if routed else error.held
                 return
-            if (own := id(layer.get_submodule(below(family, family.layout.out)))) in seen:
-                found.kept[index] = "its FFN is another layer's too"
-                return
-            seen.add(own)
             found.blocks.append(block)
 
         return hook
@@ -84,7 +87,8 @@ def find_ffns(model: nn.Module) -> Ffns:
     with _hooked([(layer, at_layer(i)) for i, layer in enumerate(layers)]):
         _read_some(model, model_type)
     if not found.blocks:
-        raise _refusal(model_type, found.kept)
+        told = sorted(found.kept, key=lambda index: -held.get(index, 0))  # what is nearest to an FFN first
+        raise _refusal(model_type, {index: found.kept[index] for index in told})
     return found
 
 
@@ -119,7 +123,7 @@ def _layers(model: nn.Module, model_type: str) -> tuple[str, nn.ModuleList]:
         shared = f"all {times} layers share one FFN" if len(lists[name]) == 1 else (
             f"each of its {len(lists[name])} layers runs {times} times in a forward pass with the same FFN"
         )  # fmt: skip
-        raise unsupported(model_type, f"{shared}, and a replacement is fitted to what one place sees")
+        raise unsupported(model_type, f"{shared}, {ONE_PLACE}")
     return name, lists[name]
 
 
@@ -132,11 +136,13 @@ def _read_some(model: nn.Module, model_type: str) -> None:
     ids = torch.arange(2, 10, device=next(model.parameters()).device)[None]
     try:
         with torch.inference_mode():
-            forward(model, ids)
+            output = forward(model, ids)
     except FfncompressError:
         raise
     except Exception as error:  # whatever a family's own code says of it
         raise unsupported(model_type, f"it does not run on plain token ids ({in_short(error)})") from error
+    if "logits" in output and output["logits"].shape[:-1] != ids.shape:
+        raise unsupported(model_type, "what it says of a text is not one prediction for each of its tokens")
 
 
 @contextmanager
@@ -150,17 +156,17 @@ def _hooked(hooks: list[tuple[nn.Module, Hook]]) -> Iterator[None]:
 
 
 def _refusal(model_type: str, kept: dict[int, str]) -> ModelError:
-    reasons = set(kept.values())
-    if reasons == {SETTLED}:
+    """Why a model has no FFN to slim, by the layer that is nearest to having one: the first."""
+    if not kept:
+        return unsupported(model_type, "none of its layers ran in a forward pass")
+    if set(kept.values()) == {SETTLED}:
         return ModelError(f"this {model_type} has no FFN left that could be slimmed further; start from its base model")
-    if ROUTED in reasons and len(reasons - {SETTLED}) == 1:
+    index, reason = next(iter(kept.items()))
+    if reason == ROUTED:
         return ModelError(
             f"{model_type}: all of its FFNs are routed to experts, and only dense ones can be slimmed; "
             "give a dense model, or one with shared experts"
         )
-    if not kept:
-        return unsupported(model_type, "none of its layers ran in a forward pass")
-    index, reason = next(iter(kept.items()))
     return unsupported(model_type, f"layer {index}: {reason}")
 
 
@@ -172,7 +178,7 @@ def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale:
     whole = [layer.get_submodule(family.place)] if layout.activation is None else [
         *parts, layer.get_submodule(below(family, layout.activation))
     ]  # fmt: skip
-    parameters = sum(p.numel() for part in whole for p in part.parameters())
+    parameters = sum({id(p): p.numel() for part in whole for p in part.parameters()}.values())
     own = d_inner * (layout.leads * (d_in + inner_bias) + d_out) + d_out * out_bias
     return Block(
         index=index,
@@ -189,5 +195,6 @@ def _block(index: int, layer_path: str, layer: nn.Module, family: Family, scale:
         other_parameters=parameters - own,
         after_path=f"{layer_path}.{family.after}" if family.after else None,
         gate_path=f"{layer_path}.{family.gate}" if family.gate else None,
+        tied=family.tied,
         stream_path=f"{layer_path}.{family.stream}" if family.stream else None,
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ffncompress.type_aliases import Hook, LayerOutput
 
+MATRICES = (nn.Linear, Conv1D)
 Change = Callable[[Tensor], Tensor]  # of what a module gives
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a module may run twice: each call is its own
 class Call:
     """A module of the layer at work. Tensors are copies: some families add to theirs in place."""
 
@@ -33,6 +36,7 @@ class LayerRun:
     kwargs: dict[str, object]
     calls: list[Call]  # in the order in which they ended
     output: Tensor
+    _silenced: dict[str, LayerRun] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> LayerRun:
@@ -40,15 +44,38 @@ class LayerRun:
         calls, output = _run(layer, args, kwargs, {})
         return cls(layer, args, kwargs, calls, output)
 
+    @property
+    def tokens(self) -> int:
+        """How many rows most of its matrices see; more leave it where it hands on several streams side by side."""
+        seen = Counter(rows(call.input) for call in self.calls if isinstance(call.module, MATRICES))
+        leaving = rows(self.output)
+        return leaving if leaving in seen or not seen else seen.most_common(1)[0][0]
+
     def call(self, name: str) -> Call | None:
         """What a module did; none where it did not run, or more than once."""
         found = [call for call in self.calls if call.name == name]
         return found[0] if len(found) == 1 else None
 
+    def call_after(self, name: str, call: Call) -> Call | None:
+        """The first time that a module ran after a call; none where it did not."""
+        at = [each.name for each in self.calls].index(call.name)  # the call may be of another run of this layer
+        return next((each for each in self.calls[at + 1 :] if each.name == name), None)
+
     def changed(self, changes: Mapping[str, Change]) -> LayerRun:
         """The same run with what some modules give changed."""
         calls, output = _run(self.layer, self.args, self.kwargs, changes)
         return LayerRun(self.layer, self.args, self.kwargs, calls, output)
+
+    def silenced(self, name: str) -> LayerRun:
+        """The same run with one module giving nothing but zeros."""
+        if name not in self._silenced:
+            self._silenced[name] = self.changed({name: torch.zeros_like})
+        return self._silenced[name]
+
+
+def rows(tensor: Tensor) -> int:
+    """How many vectors a tensor has."""
+    return tensor.numel() // tensor.shape[-1]
 
 
 def first_tensor(output: LayerOutput) -> Tensor:

@@ -111,10 +111,25 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
             f"{name}: {absent[0]}{more} missing from its weights, or of another shape than its config.json says; "
             "get the model again, whole"
         )
+    _check_own_type(model, _stated(Path(directory)), kind, name)
     for key, value in model.named_parameters():
         if not value.is_meta and not value.isfinite().all():
             raise NumericsError(f"{name}: {key} is NaN or infinite in places; check the model's weights")
     return model
+
+
+def _check_own_type(model: Model, stated: dict[str, Any], kind: Any, name: str) -> None:
+    """Of some models for pictures and text transformers takes the part for text, and loads no checkpoint of that alone.
+
+    Raises:
+        ModelError: what was loaded could not be saved and loaded again.
+    """
+    own = getattr(model.config, "model_type", None)
+    if own != stated.get("model_type", own) and type(model.config) not in kind._model_mapping:
+        raise ModelError(
+            f"{name}: of a {stated['model_type']} model transformers takes the part for text ({own}), and has no class "
+            "that loads a checkpoint of that part alone; give a model for text"
+        )
 
 
 def _check_depth(directory: Path, name: str) -> None:
@@ -196,6 +211,12 @@ def longest_of(config: Config) -> int | None:
     """How many tokens a model takes at once; none: it does not say, or says that it knows no end."""
     longest = getattr(of_words(config), "max_position_embeddings", None)
     return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def embedding_rows(model: Model) -> int:
+    """How many tokens a model can read; what some give for their embedding is something else."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    return int(of_words(model.config).vocab_size if weight is None else weight.shape[0])
 
 
 @contextmanager

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, product, takewhile
+from dataclasses import replace
+from itertools import chain, combinations, product, takewhile
 
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import nn
 
 from ffncompress.modeling_ffncompress import in_out
 from ffncompress.models.families import Family, Layout
-from ffncompress.models.layer_run import Call, LayerRun
-from ffncompress.models.trying import UnfitError, try_family
-
-MATRICES = (nn.Linear, Conv1D)
+from ffncompress.models.layer_run import MATRICES, Call, LayerRun, rows
+from ffncompress.models.trying import WHOLE, UnfitError, check_ffn, joined_scale, part
 
 
 def look(run: LayerRun) -> tuple[Family, float]:
@@ -23,15 +21,34 @@ def look(run: LayerRun) -> tuple[Family, float]:
     Raises:
         UnfitError: none is; says what is there, and which part of the likeliest does not fit.
     """
-    reasons: list[UnfitError] = []
-    for family in _descriptions(run):
+    reasons: list[tuple[UnfitError, Family]] = []
+    checked: dict[tuple[str, Layout, bool], bool] = {}  # an FFN is the same whatever stands behind it
+    # rather one of which a part can be kept
+    whole = (replace(each, tied=True) for each in _descriptions(run) if each.layout.activation is None)
+    for family in chain(_descriptions(run), whole):
+        ffn = (family.place, family.layout, family.tied)
+        if checked.get(ffn) is False:
+            continue
         try:
-            return family, try_family(run, family)
+            if ffn not in checked:
+                check_ffn(run, family)
+            return family, joined_scale(run, family)
         except UnfitError as error:
-            told = f"{family.layout.inner[0]} and {family.layout.out}: {error}"
-            reasons.append(UnfitError(told, error.held))
-    # the first of those of which most was true
-    raise max(reasons, key=lambda error: error.held) if reasons else UnfitError(_why_none(run))
+            checked[ffn] = error.held == WHOLE
+            reasons.append((error, family))
+    raise _nearest(run, reasons)
+
+
+def _nearest(run: LayerRun, reasons: list[tuple[UnfitError, Family]]) -> UnfitError:
+    """The first of those of which most was true."""
+    if not reasons:
+        return UnfitError(_why_none(run))
+    error, family = max(reasons, key=lambda each: each[0].held)
+    out = part(run, family, family.layout.out).output
+    if error.held == WHOLE and (streams := run.output.numel() // out.numel()) > 1:
+        told = f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
+        return UnfitError(told, WHOLE)
+    return UnfitError(f"{family.layout.inner[0]} and {family.layout.out}: {error}", error.held)
 
 
 def other_matrices(layer: nn.Module) -> str | None:
@@ -42,17 +59,17 @@ def other_matrices(layer: nn.Module) -> str | None:
 
 
 def _why_none(run: LayerRun) -> str:
-    rows = {_rows(call.input) for call in run.calls if isinstance(call.module, MATRICES)}
-    if rows and (streams := _rows(run.output) // max(rows)) > 1:
-        return f"its layers hand on {streams} streams side by side, and what an FFN adds is spread over them"
-    return other_matrices(run.layer) or "it has no FFN of matrices that are known"
+    none = "it has no FFN of matrices that are known"
+    others = other_matrices(run.layer)
+    known = any(isinstance(call.module, MATRICES) for call in run.calls)
+    return (f"{none}; {others}" if known else others) if others else none
 
 
 def _descriptions(run: LayerRun) -> Iterator[Family]:
-    """What might be, the likeliest first: the last matrices of a layer, a gate and an up before one alone."""
-    tokens = _rows(run.output)
-    matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and _rows(call.input) == tokens]
-    for at, out in reversed(list(enumerate(matrices))):
+    """What might be, the likeliest first: the widest, of these the last of a layer; a gate and an up, before one."""
+    tokens = run.tokens
+    matrices = [call for call in run.calls if isinstance(call.module, MATRICES) and rows(call.input) == tokens]
+    for at, out in sorted(enumerate(matrices), key=lambda each: (in_out(each[1].module)[0], each[0]), reverse=True):
         width = in_out(out.module)[0]
         earlier = matrices[:at][::-1]
         alike = [call for call in earlier if in_out(call.module)[1] == width]
@@ -72,9 +89,10 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
     inner = tuple(map(below, leads))
     layouts = [Layout(inner, below(out), fused)] if place else []
     if len(leads) == fused == 1:
-        z, h = leads[0].output, out.input
-        between = [c for c in run.calls if torch.equal(c.input, z) and torch.equal(c.output, h)]
-        between = [c for c in between if c.name.split(".")[: len(place)] == place]
+        lead, h = leads[0], out.input
+        around = [c for c in run.calls if lead.name.startswith(f"{c.name}.") and torch.equal(c.input, lead.input)]
+        between = [*(c for c in run.calls if torch.equal(c.input, lead.output)), *around]
+        between = [c for c in between if torch.equal(c.output, h) and c.name.split(".")[: len(place)] == place]
         layouts += [Layout(inner, below(out), 1, below(call)) for call in between[:1]]
     behind = [call.name for call in run.calls[run.calls.index(out) + 1 :] if _has_weights(call)]
     # nothing behind it, then one thing, then two
@@ -83,10 +101,6 @@ def _of_parts(run: LayerRun, leads: tuple[Call, ...], out: Call, fused: int) -> 
             yield from (Family(".".join(place), layout, after, stream=stream) for layout in layouts)
     gates = [call.name for call in run.calls if isinstance(call.module, nn.Linear) and call.output.shape[-1] == 1]
     yield from (Family(".".join(place), layout, gate=gate) for layout in layouts for gate in gates)
-
-
-def _rows(tensor: Tensor) -> int:
-    return tensor.numel() // tensor.shape[-1]
 
 
 def _has_weights(call: Call) -> bool:

@@ -25,27 +25,33 @@ def auto_class(stated: Mapping[str, Json]) -> Any:
 
     names, model_type = stated.get("architectures"), str(stated.get("model_type", ""))
     name = str(names[0]) if isinstance(names, list) and names else ""
-    task = _task(name, model_type)
-    if stated.get("is_encoder_decoder") is True and task != "causal":
+    if stated.get("is_encoder_decoder") is True and not _is_causal(name, model_type):
         raise ModelError(
             f"{model_type}: an encoder-decoder; what it loses shows on pairs of texts, a source and what is made of "
             "it, which no gate here measures; give a decoder or an encoder"
         )
-    return getattr(transformers, AUTO_CLASSES[task])
+    return getattr(transformers, AUTO_CLASSES[_task(name, model_type)])
 
 
 def _task(name: str, model_type: str) -> Task:
     """By the name of a class; of one that transformers does not have, a causal language model."""
     from transformers.models.auto import modeling_auto as auto
 
-    def has(mapping: Mapping[str, Any]) -> bool:
-        kinds = mapping.get(model_type, ())
-        return name in ((kinds,) if isinstance(kinds, str) else kinds)
-
-    if has(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    if _is_causal(name, model_type) or model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return "causal"
-    if has(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) or has(auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES):
+    heads = (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES)
+    if any(_has(each, name, model_type) for each in heads):
         return "masked"
     # without a head, of a family that has masked language models: a sentence encoder
-    headless = has(auto.MODEL_MAPPING_NAMES) and model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return "embedding" if headless else "causal"
+    return "embedding" if _has(auto.MODEL_MAPPING_NAMES, name, model_type) else "causal"
+
+
+def _is_causal(name: str, model_type: str) -> bool:
+    from transformers.models.auto import modeling_auto as auto
+
+    return _has(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, name, model_type)
+
+
+def _has(mapping: Mapping[str, Any], name: str, model_type: str) -> bool:
+    kinds = mapping.get(model_type, ())
+    return name in ((kinds,) if isinstance(kinds, str) else kinds)

@@ -5,6 +5,9 @@ neurons, and some of it spoilt here and there, the inner activations are the sam
 places; so a neuron can go, and what it does at a token is a function of its own rows at that token alone. Its module
 gives what its output matrix gives, and wants nothing but its input. And its output reaches the residual stream:
 silence it, and what leaves the layer loses just that, times a scale, or behind the norm that the description names.
+
+Of an FFN whose neurons are tied together the first is asked in another way: that what its module gives for a token is a
+function of what it is given for that token alone. Then it can go as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ffncompress.models.families import Family
-from ffncompress.models.layer_run import Call, LayerRun
+from ffncompress.models.layer_run import Call, LayerRun, rows
+
+NEURONS, WHOLE = 1, 2  # how much of a description held: its neurons; and that they are a module, or all its parts
 
 
 class UnfitError(Exception):
@@ -30,21 +35,32 @@ def try_family(run: LayerRun, family: Family) -> float:
     Raises:
         UnfitError: the description is not true of this layer.
     """
+    check_ffn(run, family)
+    return joined_scale(run, family)
+
+
+def check_ffn(run: LayerRun, family: Family) -> None:
+    """Whether the neurons stand each for itself, if they are said to, and the module is theirs alone.
+
+    Raises:
+        UnfitError: they do not, or it is not.
+    """
     held = 0
     try:
-        _check_neurons(run, family)
-        held = 1
+        if not family.tied:
+            _check_neurons(run, family)
+            held = NEURONS
         _check_module(run, family)
-        held = 2
-        return joined_scale(run, family)
+        if family.tied:
+            _check_tokens(run, family)
     except UnfitError as error:
         error.held = held
         raise
 
 
 def below(family: Family, name: str) -> str:
-    """The name of one of the FFN's parts in its layer."""
-    return f"{family.place}.{name}" if family.place else name
+    """The name of one of the FFN's parts in its layer; of no part: its own."""
+    return f"{family.place}.{name}".strip(".")
 
 
 def part(run: LayerRun, family: Family, name: str) -> Call:
@@ -56,7 +72,7 @@ def part(run: LayerRun, family: Family, name: str) -> Call:
     call = run.call(below(family, name))
     if call is None:
         raise UnfitError(f"there is no {below(family, name)} that runs once in it")
-    if call.input.numel() // call.input.shape[-1] != run.output.numel() // run.output.shape[-1]:
+    if rows(call.input) != run.tokens:
         raise UnfitError(f"its {below(family, name)} does not see every token")
     return call
 
@@ -73,15 +89,15 @@ def _check_neurons(run: LayerRun, family: Family) -> None:
         raise UnfitError("the matrices of its FFN do not fit each other")
     generator = torch.Generator().manual_seed(0)
     tokens, width = h.shape[-2:]
-    rows, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
+    tokens_at, columns = (torch.randperm(size, generator=generator).to(h.device) for size in (tokens, width))
     spoilt = (torch.rand(tokens, width, generator=generator) < 0.25).to(h.device)
 
     def shuffled(z: Tensor) -> Tensor:
-        parts = z.index_select(-2, rows).unflatten(-1, (layout.fused, width))[..., columns]
+        parts = z.index_select(-2, tokens_at).unflatten(-1, (layout.fused, width))[..., columns]
         return torch.where(spoilt[:, None], 1.5 - parts, parts).flatten(-2)
 
     found = part(run.changed({lead.name: shuffled for lead in leads}), family, layout.out).input
-    expected = h.index_select(-2, rows)[..., columns]
+    expected = h.index_select(-2, tokens_at)[..., columns]
     if not _near(torch.where(spoilt, 0, found), torch.where(spoilt, 0, expected)):
         raise UnfitError(_tied_by(run, family) or "the neurons of its FFN do not stand each for itself")
     if torch.equal(found, expected):
@@ -96,12 +112,29 @@ def _tied_by(run: LayerRun, family: Family) -> str | None:
     return f"a norm ({norms[0]}) stands among its neurons and ties them together" if norms else None
 
 
+def _check_tokens(run: LayerRun, family: Family) -> None:
+    """What the module gives for a token is a function of what it is given for that token alone."""
+    whole = part(run, family, "")
+    generator = torch.Generator().manual_seed(0)
+    x, y = whole.input, whole.output
+    order = torch.randperm(x.shape[-2], generator=generator).to(x.device)
+    spoilt = (torch.rand(len(order), 1, generator=generator) < 0.5).to(x.device)
+    try:
+        with torch.inference_mode():
+            found = whole.module(torch.where(spoilt, 1.5 - x, x).index_select(-2, order))
+    except Exception as error:  # whatever a family's own code says of it
+        raise UnfitError("its FFN does not run by itself") from error
+    if not _near(torch.where(spoilt, 0, y).index_select(-2, order), torch.where(spoilt[order], 0, found)):
+        raise UnfitError("what its FFN gives for a token depends on other tokens")
+
+
 def _check_module(run: LayerRun, family: Family) -> None:
     layout = family.layout
     x, y = part(run, family, layout.inner[0]).input, part(run, family, layout.out).output
     if layout.activation is not None:
         z, between = part(run, family, layout.inner[0]).output, run.call(below(family, layout.activation))
-        if between is None or not torch.equal(between.input, z):
+        fed = x if layout.inner[0].startswith(f"{layout.activation}.") else z
+        if between is None or not torch.equal(between.input, fed):
             raise UnfitError("its activation is no module of its own that runs once in it")
         if not torch.equal(between.output, part(run, family, layout.out).input):
             raise UnfitError("something stands between its activation and its output matrix")
@@ -121,6 +154,14 @@ def joined_scale(run: LayerRun, family: Family) -> float:
     Raises:
         UnfitError: it is not added as the description says.
     """
+    try:
+        return _joined_scale(run, family)
+    except UnfitError as error:
+        error.held = WHOLE
+        raise
+
+
+def _joined_scale(run: LayerRun, family: Family) -> float:
     y = part(run, family, family.layout.out)
     source = y if family.after is None else run.call(family.after)
     if source is None or (source is not y and not _near(source.input, y.output)):
@@ -131,12 +172,12 @@ def joined_scale(run: LayerRun, family: Family) -> float:
         if gate is None or gate.output.numel() != added.numel() // added.shape[-1]:
             raise UnfitError(f"{family.gate} is no gate of its FFN's output")
         added = added * gate.output.reshape(*added.shape[:-1], 1).sigmoid()
-    silent = run.changed({source.name: torch.zeros_like})
+    silent = run.silenced(source.name)
     with_it, without = run.output, silent.output
     if family.stream is not None:
-        entered, entered_without = run.call(family.stream), silent.call(family.stream)
+        entered, entered_without = (each.call_after(family.stream, source) for each in (run, silent))
         if entered is None or entered_without is None:
-            raise UnfitError(f"there is no {family.stream} that runs once in it")
+            raise UnfitError(f"there is no {family.stream} that runs after it")
         with_it, without = entered.input, entered_without.input
     if not without.any():
         raise UnfitError("its FFNs are in a list of their own, and the residual stream is outside of it")
@@ -148,14 +189,14 @@ def joined_scale(run: LayerRun, family: Family) -> float:
 
 def _scale(added: Tensor, with_it: Tensor, without: Tensor) -> float | None:
     """By what a contribution was multiplied before it was added, from the sum with and without it; none: otherwise."""
-    rounding = 4 * torch.finfo(added.dtype).eps  # of the stream, which may be a thousand times as long
+    rounding = 4 * torch.finfo(added.dtype).eps  # of the stream, which may be a thousand times as long as it
     if added.numel() != with_it.numel():
         return None
     c, with_it, without = (t.double().flatten() for t in (added, with_it, without))
-    slack = 1e-2 * (c.abs() + c.abs().max()) + rounding * (with_it.abs() + without.abs())
+    slack, rounded = 1e-2 * (c.abs() + c.abs().max()), rounding * (with_it.abs() + without.abs())
     energy = (c @ c).clamp_min(1e-300)
     for scale in (1.0, float(c @ (with_it - without) / energy)):  # some families scale what they add
-        if ((with_it - without - scale * c).abs() <= slack * max(1.0, abs(scale))).all():
+        if ((with_it - without - scale * c).abs() <= abs(scale) * slack + rounded).all():
             return scale if scale != 0 else None
     return None
 

@@ -76,6 +76,8 @@ def row_hooks(block: Block, feed: Callable[[Rows], None]) -> list[tuple[str, Hoo
         seen["gate"] = flat(output).sigmoid()
 
     def at_end(_module: nn.Module, args: tuple[Tensor, ...], output: LayerOutput) -> None:
+        if "y" not in seen:  # what the stream enters may run at other times too
+            return
         if block.gate_path:
             seen["added"] = seen.pop("gate") * seen["y"]
         feed(Rows(stream=flat(args[0] if block.stream_path else first_tensor(output)), **seen))

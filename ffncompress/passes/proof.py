@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ffncompress.errors import ModelError
-from ffncompress.models import forward, longest_of
+from ffncompress.models import embedding_rows, forward, longest_of
 from ffncompress.records.plan import Proof
 from ffncompress.type_aliases import Model
 
@@ -20,7 +20,7 @@ TOKENS = 64  # that are read; up to 0.6 it was 16, on which some changes are har
 @torch.inference_mode()
 def proof_of(model: Model, tokens: int = TOKENS) -> Proof:
     """The loss of each token of a fixed sequence: what tells a model from any other."""
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = embedding_rows(model)
     tokens = max(2, min(tokens, TOKENS, longest_of(model.config) or TOKENS))
     ids = (torch.arange(3, 3 + tokens, device=model.device) % rows)[None]
     output = forward(model, ids)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ffncompress import recovery
 from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
+from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
-from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.recovery.inner import InnerRows
@@ -37,7 +37,7 @@ from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
 from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
-from ffncompress.type_aliases import LayerOutput, Model
+from ffncompress.type_aliases import Model
 
 DRIFT_TOKENS = 16_384  # of fit text that go through the original too: drift is far smoother than y
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
@@ -200,31 +200,37 @@ def _refit_inner_(
 
 
 def run_layer(
-    model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput
-) -> tuple[Rows, LayerOutput]:
-    """One layer of the model on the state before it (none: the embeddings): its block's rows, and its output."""
+    model: Model, blocks: list[Block], index: int, batch: Tensor, state: Handed | None
+) -> tuple[Rows, Handed]:
+    """One layer of the model on the state before it (none: the embeddings): its block's rows, and the state after."""
     rows: list[Rows] = []
     with hooked(model, row_hooks(blocks[index], rows.append)):
         output = _pass_layer(model, blocks, index, batch, state)
     return rows[0], output
 
 
-def _pass_layer(model: Model, blocks: list[Block], index: int, batch: Tensor, state: LayerOutput) -> LayerOutput:
+def _pass_layer(model: Model, blocks: list[Block], index: int, batch: Tensor, state: Handed | None) -> Handed:
     layers = [model.get_submodule(block.layer_path) for block in blocks]
-    outputs: list[LayerOutput] = []
+    after: list[Handed] = []
+
+    def before() -> Handed:
+        assert state is not None  # only the first layer has none, and none is before it
+        return state
+
     with (
-        handing_on(layers[:index], lambda: state),
-        handing_on(layers[index + 1 :], lambda: outputs[-1]),
-        hooked(model, [(blocks[index].layer_path, lambda _m, _a, out: outputs.append(out))]),
+        handing_on(layers[:index], before),
+        handing_on(layers[index + 1 :], lambda: after[-1]),
+        kept_from([layers[index]], after.append),
     ):
         forward(model.base_model, batch)
-    return outputs[0]
+    return after[0]
 
 
-def _with_stream(output: LayerOutput, stream: Tensor) -> LayerOutput:
-    """A layer's output, tensor or tuple, with another residual stream in it."""
+def _with_stream(state: Handed, stream: Tensor) -> Handed:
+    """A state with another residual stream in it; a layer's output is a tensor, or a tuple."""
+    output, shared = state
     stream = stream.view_as(first_tensor(output))
-    return (stream, *output[1:]) if isinstance(output, tuple) else stream
+    return (stream, *output[1:]) if isinstance(output, tuple) else stream, shared
 
 
 class _Spool:

@@ -8,8 +8,7 @@ what was kept, and what hooks add, is of the whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +16,13 @@ from torch import Tensor, nn
 
 from ffncompress.models import Block, forward, installed
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
+from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import LinearFit
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
-from ffncompress.type_aliases import LayerOutput, Model
+from ffncompress.type_aliases import Model
 
 
 @dataclass
@@ -86,14 +86,14 @@ def measure_swaps(
 ) -> list[Tensor]:
     """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable."""
     rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
-    states: list[LayerOutput] = []
+    states: list[Handed] = []
     base = torch.zeros(0)
     layers = [model.get_submodule(block.layer_path) for block in blocks]
     steps = [(at, batch, i) for at, batch in own_batches(windows, run.workers) for i in range(len(blocks))]
     for at, batch, i in run.loop(steps, rises, "trying swaps", key):
         if i == 0 or not states:
-            states, base = _run_and_keep(model, blocks, batch)
-        with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i]):  # noqa: B023
+            states, base = _run_and_keep(model, layers, batch)
+        with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i - 1]):  # noqa: B023
             rises[i][at] = objective_of(model).losses(model, batch) - base
     run.workers.sum_(rises)
     return rises
@@ -118,28 +118,9 @@ def _error_feed(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Callable[[Ro
     return feed
 
 
-def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[list[LayerOutput], Tensor]:
-    """The original model over a batch: what was handed to each layer, and the losses."""
-    handed: list[LayerOutput] = [None]
-    with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
+def _run_and_keep(model: Model, layers: list[nn.Module], batch: Tensor) -> tuple[list[Handed], Tensor]:
+    """The original model over a batch: what each layer hands on, and the losses."""
+    handed: list[Handed] = []
+    with kept_from(layers, handed.append):
         losses = objective_of(model).losses(model, batch)
     return handed, losses
-
-
-@contextmanager
-def handing_on(layers: list[nn.Module], state: Callable[[], LayerOutput]) -> Iterator[None]:
-    """Within, these layers hand on a state instead of running.
-
-    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
-    """
-    before = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        layer.__dict__["forward"] = lambda *_args, **_kwargs: state()
-    try:
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.__dict__["forward"]
-            else:
-                layer.__dict__["forward"] = forward

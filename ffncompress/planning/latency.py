@@ -10,9 +10,8 @@ from statistics import median
 import torch
 
 from ffncompress.budgets import Use
-from ffncompress.models import Block, context_of, ffn_of
+from ffncompress.models import Block, context_of, embedding_rows, ffn_of
 from ffncompress.passes.pace import PROMPT, in_turns, seconds_of, seconds_to_go_on, seconds_to_read
-from ffncompress.passes.reading import embedding_rows
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build

@@ -9,13 +9,23 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
-from ffncompress.models import Block, Ffns, ModelSource, context_of, ffn_of, find_ffns, load_model, load_tokenizer
+from ffncompress.models import (
+    Block,
+    Ffns,
+    ModelSource,
+    context_of,
+    embedding_rows,
+    ffn_of,
+    find_ffns,
+    load_model,
+    load_tokenizer,
+)
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
 from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.objective import set_objective_
-from ffncompress.passes.reading import better_reading, check_ids, check_length, embedding_rows
+from ffncompress.passes.reading import better_reading, check_ids, check_length
 from ffncompress.passes.swaps import SequenceErrors, measure_errors, measure_swaps
 from ffncompress.planning.common_width import width_within_size
 from ffncompress.planning.measured_model import MeasuredModel

@@ -71,7 +71,7 @@ def menu_shapes(block: Block, offer: Offer = EVERYTHING) -> list[Shape]:
             found.append(Shape("neurons", int(width)))
         else:
             found += [Shape("hybrid", int(width), r) for r in useful if r >= 8]
-    return [shape for shape in found if shape.kind in offer.kinds]
+    return [shape for shape in found if shape.kind in offer.kinds_for(block)]
 
 
 def score_swap(block: Block, tried: Option, rises: Tensor, base: float, tokens: Tensor | None = None) -> Swap:

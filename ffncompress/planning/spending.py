@@ -48,6 +48,11 @@ def check_menus(blocks: list[Block], menus: list[list[Option]], settings: PlanSe
     ratio = Budget.parse(settings.budget).ratio
     narrowed = settings.kinds or settings.target
     for block, menu in zip(blocks, menus, strict=True):
+        if not menu and block.tied:
+            raise BudgetError(
+                f"block {block.index}: its neurons are tied together, so that none can be kept without the others; "
+                "name linear with --kinds too"
+            )
         if not menu or (narrowed and ratio and not any(within_factor(block, o, ratio) for o in menu)):
             small = f" that keeps at most 1/{ratio:g}" if menu and ratio else ""
             raise BudgetError(

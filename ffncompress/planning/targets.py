@@ -111,6 +111,12 @@ def _check_native(config: Config, blocks: list[Block], settings: PlanSettings) -
     for name in ("blocks", "frontier"):
         if getattr(settings, name):
             raise BudgetError(f"--native gives all blocks one width: leave out --{name}")
+    tied = [block.index for block in blocks if block.tied]
+    if tied:
+        raise BudgetError(
+            f"--native keeps neurons, and those of block {tied[0]} are tied together: none can be kept without the "
+            "others; plan without --native"
+        )
     key = width_key(config, blocks)
     if key is None:
         raise BudgetError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.budgets import KINDS
+from ffncompress.budgets import KINDS, LINEAR_KINDS
 from ffncompress.models import Block, oriented
 from ffncompress.records.plan import Replacement, Shape
 from ffncompress.recovery import HybridFit, LinearFit, Metric, Moments, NeuronFit
@@ -31,6 +31,10 @@ class Offer:
     kinds: frozenset[str] = frozenset(KINDS)
     align: int = 1
     width: int | None = None  # one more than the sixteenths
+
+    def kinds_for(self, block: Block) -> frozenset[str]:
+        """Those that a block can become: one whose neurons are tied together keeps none of them."""
+        return self.kinds & frozenset(LINEAR_KINDS) if block.tied else self.kinds
 
 
 EVERYTHING = Offer()
@@ -85,8 +89,9 @@ def linear_map(maps: Mapping[str, Fit], name: str) -> LinearFit:
 
 def fit_names(block: Block, offer: Offer = EVERYTHING) -> list[str]:
     """The fits of a block: two linear maps, neurons at each width, neurons with a bypass at some."""
-    widths = menu_widths(block, range(1, WIDTHS), offer) if "neurons" in offer.kinds else []
-    hybrids = menu_widths(block, HYBRIDS, offer) if "hybrid" in offer.kinds else []
+    kinds = offer.kinds_for(block)
+    widths = menu_widths(block, range(1, WIDTHS), offer) if "neurons" in kinds else []
+    hybrids = menu_widths(block, HYBRIDS, offer) if "hybrid" in kinds else []
     return [PLAIN, STREAM, *(f"neurons {w}" for w in widths), *(f"hybrid {w}" for w in hybrids)]
 
 

@@ -9,11 +9,14 @@ from conftest import GATED, TINY, WIDE, tiny_model
 from library.small_models import small_model
 from torch import nn
 
+from ffncompress.budgets import KINDS, LINEAR_KINDS
 from ffncompress.errors import ModelError
 from ffncompress.models import count_parameters, ffn_of, find_blocks, find_ffns, forward
 from ffncompress.models.families import FAMILIES, ROWS
 from ffncompress.models.layer_run import LayerRun
 from ffncompress.models.looking import look
+from ffncompress.models.trying import _scale as joined_by
+from ffncompress.planning.menus import menu_shapes
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -123,19 +126,53 @@ def test_routed_ffns_alone_are_refused() -> None:
     ("family", "reason"),
     [
         ("albert", "all 3 layers share one FFN"),
-        ("bitnet", r"a norm \(mlp.ffn_sub_norm\) stands among its neurons"),
         ("flaubert", "its FFNs are in a list of their own, and the residual stream is outside of it"),
-        ("gemma3n_text", "its layers hand on 4 streams side by side"),
+        ("hy_v4", "its layers hand on 4 streams side by side"),
         ("hrm_text", "each of its 3 layers runs 6 times in a forward pass with the same FFN"),
         ("ibert", "its matrices are QuantLinear modules"),
+        ("perceiver", "what it says of a text is not one prediction for each of its tokens"),
+        ("qwen4_exp_text", "its layers hand on 4 streams side by side"),
         ("rwkv", "key and value: feed_forward does not run once and give one tensor"),
         ("squeezebert", "its matrices are Conv1d modules"),
         ("xlm", "its FFNs are in a list of their own, and the residual stream is outside of it"),
+        ("zamba", "layer 2: its FFN is another layer's too"),
     ],
 )
 def test_a_dense_ffn_that_does_not_fit_is_refused_by_the_part_that_does_not(family: str, reason: str) -> None:
     with pytest.raises(ModelError, match=rf"^{family}: .*{reason}.*; supported families"):
         find_blocks(small_model(family))
+
+
+def test_an_ffn_whose_neurons_are_tied_together_can_go_as_a_whole() -> None:
+    """A norm among its neurons (BitNet), or a threshold that is theirs together (the first layers of Gemma 3n)."""
+    assert [block.tied for block in find_blocks(small_model("bitnet"))] == [True, True, True]
+    blocks = find_blocks(small_model("gemma3n_text"))
+    assert [block.tied for block in blocks] == [True, False, False]
+    assert {shape.kind for shape in menu_shapes(blocks[0])} == set(LINEAR_KINDS)
+    assert {shape.kind for shape in menu_shapes(blocks[1])} == set(KINDS)
+
+
+def test_the_stream_may_enter_what_runs_more_than_once() -> None:
+    """A norm before a language's adapter and after it (X-MOD); a router that looks before and after (Gemma 3n)."""
+    assert find_blocks(small_model("xmod"))[0].stream_path == "roberta.encoder.layer.0.output.LayerNorm"
+    block = find_blocks(small_model("gemma3n_text"))[0]
+    assert block.stream_path == "model.layers.0.altup.router_norm"
+    assert block.after_path == "model.layers.0.post_feedforward_layernorm"
+
+
+def test_an_activation_that_is_no_module_lies_in_one_with_what_leads_in() -> None:
+    model = small_model("esm")
+    block = find_blocks(model)[0]
+    assert (block.layout.inner, block.layout.activation) == (("intermediate.dense",), "intermediate")
+    assert block.parameters == sum(p.numel() for p in ffn_of(model, block).parameters())
+
+
+def test_a_small_scale_is_held_to_as_strictly() -> None:
+    """What a norm makes of a contribution is no multiple of it, though both are small."""
+    added = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    stream = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    assert joined_by(added, stream + 0.01 * added, stream) == pytest.approx(0.01, rel=1e-3)
+    assert joined_by(added, stream + 0.01 * added.sign(), stream) is None
 
 
 def test_only_what_reads_text_is_looked_at() -> None:

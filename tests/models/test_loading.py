@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import GATED, tiny_model
+from library.small_models import small_config
 from safetensors.torch import load_file, save_file
 
 from ffncompress import api, load
@@ -146,6 +147,14 @@ def test_four_bit_experts_are_made_plain_and_refused_as_routed(tmp_path: Path) -
     assert model.model.layers[0].mlp.experts.down_proj.is_floating_point()
     with pytest.raises(ModelError, match="gpt_oss: all of its FFNs are routed to experts, and only dense ones"):
         find_blocks(model)
+
+
+def test_a_part_for_text_that_loads_by_itself_nowhere_is_refused(tmp_path: Path) -> None:
+    """Before a plan that could not be applied."""
+    model = transformers.MllamaForConditionalGeneration(small_config("mllama"))
+    model.save_pretrained(tmp_path / "mllama")
+    with pytest.raises(ModelError, match=r"of a mllama model transformers takes the part for text .* a model for text"):
+        load_model(find_model(str(tmp_path / "mllama")))
 
 
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:

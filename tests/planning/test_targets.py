@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import tiny_model
+from conftest import TINY, tiny_model
+from library.small_models import small_model
 
 from ffncompress import api
 from ffncompress.budgets import KINDS, parse_kinds
 from ffncompress.errors import BudgetError, FfncompressError
 from ffncompress.models import find_blocks
 from ffncompress.planning.menus import menu_shapes
+from ffncompress.planning.spending import check_menus
 from ffncompress.planning.targets import folded_parameters, terms_of
 from ffncompress.recipe import Recipe
 from ffncompress.records.plan import Plan, Shape
@@ -91,10 +93,22 @@ def test_vllm_gives_every_projection_a_bias_where_one_needs_it() -> None:
 
 
 def test_no_constant_where_nothing_would_stop_a_load_without_the_package() -> None:
-    """Bloom's config names no activation, by which others are made unloadable."""
-    for family, offered in (("bloom", False), ("llama", True)):
-        model = tiny_model(family)
+    """Bloom's config names no activation, by which others are made unloadable; NeoMME's takes no other than its own."""
+    for family, offered in (("bloom", False), ("llama", True), ("neomme", False)):
+        model = tiny_model(family) if family in TINY else small_model(family)
         assert ("constant" in terms_of(model.config, find_blocks(model), PlanSettings()).offer.kinds) is offered
+
+
+def test_neurons_that_are_tied_together_are_not_kept() -> None:
+    """BitNet has a norm among its neurons: with fewer of them, the others would not be what they were."""
+    model = small_model("bitnet")
+    blocks = find_blocks(model)
+    neurons = PlanSettings(kinds="neurons")
+    menus = [[] for block in blocks if not menu_shapes(block, terms_of(model.config, blocks, neurons).offer)]
+    with pytest.raises(BudgetError, match=r"block 0: its neurons are tied together.* name linear with --kinds too"):
+        check_menus(blocks, menus, neurons)
+    with pytest.raises(BudgetError, match="--native keeps neurons, and those of block 0 are tied together"):
+        terms_of(model.config, blocks, PlanSettings(target="native"))
 
 
 def test_tied_qwen3_takes_neurons() -> None:

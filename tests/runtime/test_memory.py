@@ -133,7 +133,8 @@ def test_speed_is_measured_on_a_batch_that_fits_both() -> None:
     asked = hungry(slimmed, 3)
     speed = measure_speed(base, slimmed, 16, EvalSettings(batch_size=8, repeats=1), silent)
     assert speed.batch == (2, 16)
-    assert asked == [8, 4, 2, 2]
+    assert asked[asked.index(8) :][:3] == [8, 4, 2]  # the first pass counts products, on one row
+    assert set(asked[asked.index(8) + 3 :]) <= {1, 2}
 
 
 def test_lm_eval_goes_on_with_smaller_batches(tokenizer) -> None:
