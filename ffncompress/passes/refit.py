@@ -14,24 +14,23 @@ the tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ffncompress import recovery
-from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
+from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
+from ffncompress.passes.refit_sums import Batch, Sums
 from ffncompress.records.plan import Shape
-from ffncompress.recovery import Metric, Moments, NeuronFit
+from ffncompress.recovery import NeuronFit
 from ffncompress.recovery.inner import InnerRows
-from ffncompress.recovery.neurons import RIDGES, Fit, around
+from ffncompress.recovery.neurons import Fit
 from ffncompress.replacement.building import build_replacement
-from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
@@ -40,7 +39,6 @@ from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Model
 
 DRIFT_TOKENS = 16_384  # of fit text that go through the original too: drift is far smoother than y
-DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 
 
 @torch.no_grad()  # not inference mode: its tensors could not be trained on, or loaded, later
@@ -84,7 +82,7 @@ def refit(
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
             fit: Fit | None = run.stages.find(f"refit of block {block.index}", facts)
-            sums = _Sums(model, block, shape, metric) if fit is None else None
+            sums = Sums(model, block, shape, metric) if fit is None else None
             keeps_h = shape.kind == "neurons" and not inner and not _goes_on(block)
             for at, batch in enumerate(batches):
                 entering = states.get("slimmed", at)
@@ -126,20 +124,11 @@ def refit(
     return made
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Windows of one length, what their rows are for, and whether the original's stream is known beside the slimmed."""
-
-    ids: Tensor
-    held_out: bool
-    aimed: bool
-
-
-def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[_Batch]:
+def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[Batch]:
     """This process's batches; the original goes along with all held-out ones, and with DRIFT_TOKENS of the others."""
     every = 1 if all_aimed else max(1, fit.numel() // DRIFT_TOKENS)
-    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
-    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
+    found = [Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
+    return found + [Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
 
 
 def _goes_on(block: Block) -> bool:
@@ -148,7 +137,7 @@ def _goes_on(block: Block) -> bool:
 
 
 def _walk_on(
-    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: _Spool, *, drifted: bool
+    model: Model, blocks: list[Block], block: Block, batches: list[Batch], states: _Spool, *, drifted: bool
 ) -> None:
     """The streams through a layer whose block is kept."""
     for at, batch in enumerate(batches):
@@ -179,7 +168,7 @@ def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool
 
 
 def _refit_inner_(
-    module: nn.Module, block: Block, states: _Spool, batches: list[_Batch], run: Run, facts: Facts
+    module: nn.Module, block: Block, states: _Spool, batches: list[Batch], run: Run, facts: Facts
 ) -> None:
     """Refit the matrices that lead into kept neurons, and the one that leads out after them, where that helps."""
 
@@ -247,91 +236,3 @@ class _Spool:
         """What was kept, or none."""
         file = self._folder / f"{name}-{at}.pt"
         return torch.load(file, weights_only=True) if file.exists() else None
-
-
-class _Sums:
-    """The moments that a replacement of a shape is fitted from, and the fit.
-
-    The FFN's own output is fitted on all rows, and what undoes the drift, on the rows that the original ran on too, is
-    added to it. With neurons, the inputs are h, or [h, x], and only the drift is summed as an output: the FFN's own is
-    linear in h, so its moments follow (see `Moments.mapped`). A linear map of x has both in one.
-    """
-
-    def __init__(self, model: nn.Module, block: Block, shape: Shape, metric: Tensor | None) -> None:
-        self.block, self.shape = block, shape
-        weight, self.bias = out_projection(model, block)
-        device = "cpu" if weight.device.type in ("mps", "meta") else weight.device
-        self.weight = weight.to(device, torch.float64)
-        self.metric = None if metric is None else Metric.of(metric.to(device))
-        inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
-
-        def none(d_out: int = block.d_out) -> Moments:
-            return Moments.zeros(inputs, d_out, full_yy=False, device=device)
-
-        self.aimed, self.held_out = none(), none()
-        self.others = none(0 if shape.width else block.d_out)  # rows whose drift is not known; of linear maps, all
-
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, batch: _Batch) -> None:
-        """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
-        device = self.aimed.x.device
-        h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
-        sums = self.held_out if batch.held_out else self.aimed if batch.aimed else self.others
-        if self.shape.width:
-            z = h if self.shape.kind == "neurons" else torch.cat([h, x], 1)
-            sums.update_(z, drift if batch.aimed else drift[:, :0], weights, torch.float32)
-        elif batch.held_out:
-            sums.update_(x, y + drift, weights)
-        else:
-            self.others.update_(x, y, weights)
-            if batch.aimed:
-                self.aimed.update_(x, drift, weights)
-
-    def fitted(self, workers: Workers) -> Fit:
-        """The fit from the rows of all processes, the same in each: they run it, and what comes behind it, together."""
-        for moments in (self.aimed, self.others, self.held_out):
-            workers.sum_(moments.tensors())
-        return workers.once(self._solve)
-
-    def _solve(self) -> Fit:
-        if not self.shape.width:
-            share = self.aimed.weight / self.others.weight
-            every = replace(
-                self.others, y=self.others.y + self.aimed.y / share, xy=self.others.xy + self.aimed.xy / share
-            )  # fmt: skip
-            return recovery.fit_linear(every, self.held_out, metric=self.metric).cpu()
-        every = self.aimed.without_outputs() + self.others
-        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (every, self.held_out))
-        widths = [self.shape.width]
-        plain = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width]
-        if self.shape.kind == "hybrid":
-            hybrid = recovery.fit_hybrid(
-                fit, held_out, plain.kept, self.weight, around(plain.ridge, RIDGES), metric=self.metric
-            )
-            step, shift = self._undoing(plain.kept, biased=True)
-            return replace(hybrid, out=hybrid.out + step, y0=hybrid.y0 + shift + step.T @ hybrid.h0).cpu()
-        kept, biased = plain.kept, self.block.out_bias
-        plain = recovery.fit_neurons(
-            fit, held_out, kept, self.weight, biased=biased, ridges=around(plain.ridge, RIDGES)
-        )  # fmt: skip
-        h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
-        missed = self._missed(held_out.of_inputs(kept), plain, h0[kept], y0)
-        step, shift = self._undoing(kept, biased=biased, missed=missed)
-        bias = None if plain.bias is None else plain.bias + shift
-        return NeuronFit(kept, plain.out + step, bias, plain.ridge).cpu()
-
-    def _missed(self, held_out: Moments, plain: NeuronFit, h0: Tensor, y0: Tensor) -> Tensor:
-        """What the fit leaves of held-out outputs, by neuron: a step that undoes drift may take it along."""
-        gram, cross, _ = held_out.centred_on(h0, y0)
-        return cross - gram @ plain.out
-
-    def _undoing(self, kept: Tensor, *, biased: bool, missed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What these neurons can undo of the drift, as far as held-out rows bear it out: weights, and a constant."""
-        fit, held_out = self.aimed.of_inputs(kept), self.held_out.of_inputs(kept)
-        h0, d0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
-        gram, cross, _ = fit.centred_on(h0, d0)
-        held_gram, left, _ = held_out.centred_on(h0, d0)
-        left = left if missed is None else left + missed
-        step, _ = recovery.solve_ridged(gram, cross, held_gram, left, DRIFT_RIDGES)
-        if ((step * (held_gram @ step)).sum() >= 2 * (step * left).sum()).item():
-            step = torch.zeros_like(step)
-        return step, d0 - step.T @ h0
