@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -155,7 +156,6 @@ def _is_to_speak() -> bool:
 
 def _quieten() -> None:
     """Third-party chatter off, before anything heavy is imported; a user's own settings win."""
-    import logging
     import warnings
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -166,7 +166,18 @@ def _quieten() -> None:
     if not sys.stderr.isatty():  # no bar of anybody's in a log file
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for name in ("torch.utils._pytree", "torchao"):  # where torchao is installed, transformers imports it
+    # where torchao is installed, transformers imports it; accelerate tells of weights that are on disk
+    for name in ("torch.utils._pytree", "torchao", "accelerate.big_modeling"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    own = logging.getLogger("ffncompress")
+    own.setLevel(logging.INFO)
+    own.handlers, own.propagate = [_Telling()], False
+
+
+class _Telling(logging.Handler):
+    """What is worth a line of a run that goes on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"ffncompress: {record.getMessage()}", err=True)

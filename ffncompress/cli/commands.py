@@ -17,6 +17,7 @@ from ffncompress.cli.options import (
     device_options,
     json_option,
     junit_option,
+    memory_options,
     overwrite_option,
     resumable,
     summary_option,
@@ -66,6 +67,7 @@ cli.add_command(export)
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @trust_option
 @device_options
+@memory_options
 @overwrite_option
 @json_option
 def plan(
@@ -126,6 +128,7 @@ def plan(
 @click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
 @trust_option
 @device_options
+@memory_options
 @click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
 @json_option
 def profile(
@@ -167,6 +170,7 @@ def profile(
 @click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @trust_option
+@memory_options
 @overwrite_option
 def apply(
     plan_folder: str, output: str, model: str | None, overwrite: bool, trust_remote_code: bool, data: tuple[str, ...],

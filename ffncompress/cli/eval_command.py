@@ -12,6 +12,7 @@ from ffncompress.cli.options import (
     device_options,
     json_option,
     junit_option,
+    memory_options,
     summary_option,
     task_options,
     trust_option,
@@ -35,6 +36,7 @@ from ffncompress.cli.running import write_verdict
 @baseline_options
 @trust_option
 @device_options
+@memory_options
 @json_option
 @junit_option
 @summary_option

@@ -7,8 +7,7 @@ import time
 
 import torch
 
-from ffncompress.models import forward
-from ffncompress.passes.reading import embedding_rows
+from ffncompress.models import embedding_rows, forward
 from ffncompress.records.gate import Speed
 from ffncompress.records.task import Task
 from ffncompress.runtime.progress import Progress

@@ -25,11 +25,11 @@ from ffncompress.gate.perplexity import (
     own_loss,
     remember,
 )
-from ffncompress.models import ModelSource
+from ffncompress.models import ModelSource, embedding_rows
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.objective import objective_of, set_objective_
-from ffncompress.passes.reading import READING_TOKENS, check_ids, embedding_rows
+from ffncompress.passes.reading import READING_TOKENS, check_ids
 from ffncompress.records.gate import Agreement, Failure, GateResult, Perplexities, Sizes, TextResult
 from ffncompress.records.task import MEASURES, Task
 from ffncompress.records.tolerance import Tolerance, paired_rise

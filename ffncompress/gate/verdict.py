@@ -65,7 +65,7 @@ def run_gate(
     manifest = verify_files(directory)
     base_at = find_base(plan.base, model_name, trust_remote_code=trust_remote_code)
     slim_at = find_model(str(directory), trust_remote_code=trust_remote_code)
-    run = Run(Workers(settings.device), progress)
+    run = Run(Workers(settings.device, settings.memory, settings.stream), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
     with step(progress, "loading both models and the text"):
         tokenizer = load_tokenizer(slim_at)
@@ -113,7 +113,7 @@ def compare_models(
     register()
     sources = [find_model(str(name), trust_remote_code=trust_remote_code) for name in (base_name, directory)]
     plan = read_plan(directory) if is_checkpoint(directory) else None
-    run = Run(Workers(settings.device), progress)
+    run = Run(Workers(settings.device, settings.memory, settings.stream), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
     names = [settings.data or default_text(on_hub=sources[0].is_hub, embedded=sources[0].is_embedded), *settings.also]
     with step(progress, "loading both models and the text"):

@@ -8,6 +8,7 @@ from ffncompress.models.base import find_base
 from ffncompress.models.blocks import (
     Block,
     count_parameters,
+    embedding_rows,
     ffn_of,
     inner_matrices,
     install_,
@@ -18,7 +19,8 @@ from ffncompress.models.blocks import (
 )
 from ffncompress.models.families import Layout, supported
 from ffncompress.models.finding import Ffns, find_blocks, find_ffns, settled_parameters
-from ffncompress.models.forward import forward, on_rows
+from ffncompress.models.footprint import Footprint
+from ffncompress.models.forward import forward, handing_on, on_rows
 from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
     context_of,
@@ -31,16 +33,19 @@ from ffncompress.models.loading import (
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
+from ffncompress.models.streaming import is_streamed
 from ffncompress.models.tasks import task_of
 
 __all__ = [
     "EMBEDDED",
     "Block",
     "Ffns",
+    "Footprint",
     "Layout",
     "ModelSource",
     "context_of",
     "count_parameters",
+    "embedding_rows",
     "ffn_of",
     "find_base",
     "find_blocks",
@@ -48,9 +53,11 @@ __all__ = [
     "find_model",
     "first_tensor",
     "forward",
+    "handing_on",
     "inner_matrices",
     "install_",
     "installed",
+    "is_streamed",
     "load_config",
     "load_model",
     "load_random",

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from ffncompress.modeling_ffncompress import InlineFFN, of_words, put
 from ffncompress.models.families import Layout
 from ffncompress.models.streaming import loaded, weight_of
-from ffncompress.type_aliases import Config
+from ffncompress.type_aliases import Config, Model
 
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "ffn_intermediate_size")
 
@@ -119,6 +119,11 @@ def width_key(config: Config, blocks: Sequence[Block]) -> str | None:
 def count_parameters(model: nn.Module) -> int:
     """All parameters, tied ones once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def embedding_rows(model: Model) -> int:
+    """How many tokens a model can read."""
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def oriented(projection: nn.Module) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,6 +24,25 @@ def on_rows(module: nn.Module, x: Tensor) -> Tensor:
     """What an FFN makes of rows, [rows, d]; some families want a batch and a length."""
     y: Tensor = module(x[None])[0]
     return y
+
+
+@contextmanager
+def handing_on(layers: list[nn.Module], state: Callable[[], LayerOutput]) -> Iterator[None]:
+    """Within, these layers hand on a state instead of running.
+
+    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
+    """
+    before = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.__dict__["forward"] = lambda *_args, **_kwargs: state()
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.__dict__["forward"] = forward
 
 
 @cache

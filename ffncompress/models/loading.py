@@ -47,7 +47,7 @@ def load_model(
     if source.gguf_file:
         if stream:
             raise ModelError(
-                f"{source.name}: a .gguf file is read whole; give the model as a folder of safetensors, or pass --no-stream"
+                f"{source.name}: a .gguf file is read whole; give a folder of safetensors, or pass --no-stream"
             )
         if find_spec("gguf") is None:
             raise ModelError("reading a .gguf file needs the gguf package; install it: pip install 'ffncompress[gguf]'")

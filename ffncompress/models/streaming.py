@@ -110,7 +110,7 @@ def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
         names = {name: f"{path}.{name}".strip(".") for name, _ in module.named_parameters(recurse=False)}
         if lost := [name for name in names.values() if name not in weights.index]:
             raise ModelError(f"{lost[0]} is not in the model's files, so it cannot be streamed; pass --no-stream")
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             placeholders.setdefault(id(parameter), _placeholder(parameter, device))
         if names:
             own = {name: placeholders[id(each)] for name, each in module.named_parameters(recurse=False)}
@@ -225,7 +225,7 @@ def _run_by_rows_(module: nn.Linear, own: _Streamed) -> None:
     """A head that is never whole in memory, forward or backward."""
 
     def forward(x: Tensor) -> Tensor:
-        found: Tensor = _ByRows.apply(x, own)
+        found: Tensor = _ByRows.apply(x, own)  # type: ignore[no-untyped-call]
         return found
 
     module.__dict__["forward"] = forward

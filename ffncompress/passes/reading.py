@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.errors import ModelError
-from ffncompress.models import longest_of
+from ffncompress.models import embedding_rows, longest_of
 from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.runtime.run import Run
 from ffncompress.text.sources import Reading, Text
@@ -74,11 +74,6 @@ def check_ids(model: Model, windows: Iterable[Sequence[int] | Tensor]) -> None:
             f"the tokenizer gives token {largest}, and the model's embedding has {rows} rows: they do not belong "
             "together; put the model's own tokenizer beside its weights"
         )
-
-
-def embedding_rows(model: Model) -> int:
-    """How many tokens a model can read."""
-    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def check_length(name: str, config: Config, length: int) -> None:

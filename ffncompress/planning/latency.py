@@ -10,8 +10,7 @@ from statistics import median
 
 import torch
 
-from ffncompress.models import Block, context_of, ffn_of, forward
-from ffncompress.passes.reading import embedding_rows
+from ffncompress.models import Block, context_of, embedding_rows, ffn_of, forward
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of
+from ffncompress.models import Block, ffn_of, is_streamed
 from ffncompress.passes.calibration import collect_moments, group_by_memory
 from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
 from ffncompress.passes.swaps import measure_base, measure_swaps
+from ffncompress.passes.walking import walk
 from ffncompress.profiling.records import BlockScores, Regime, Swapped
 from ffncompress.recovery import LinearFit
 from ffncompress.replacement.building import build_replacement
@@ -55,25 +56,26 @@ def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) 
     """The scores of every block, its linear map, and the model's perplexity on the held-out windows."""
     found: list[dict[str, object]] = []
     linear: list[Linear] = []
-    for group in group_by_memory(blocks, inner=False):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False)
-        for block in run.progress(group, "fitting linear maps"):
-            own = moments.pop(0)
-            plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
-            by_rank, scores = linear_scores(block, own, plain, stream)
-            covariance = own.fit.covariance_x()
-            features = recovery.feature_r2(plain, own.held_out)
-            outputs = recovery.spectrum_of(own.held_out.covariance_y())
-            more = {
-                "r2_by_rank": by_rank.tolist(),
-                "r2_quantiles": {f"{100 * q:g}%": features.quantile(q).item() for q in QUANTILES},
-                "participation_input": recovery.participation_ratio(recovery.spectrum_of(covariance)),
-                "participation_output": recovery.participation_ratio(outputs),
-                "participation_map": recovery.participation_ratio(plain.energies),
-                "dynamic_range": recovery.dynamic_range(covariance),
-            }
-            found.append(scores | more)
-            linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
+    with walk(model, blocks, kept=is_streamed(model)) as steps:
+        for group in group_by_memory(blocks, run.workers.memory.for_moments, inner=False):
+            moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False, steps=steps)
+            for block in run.progress(group, "fitting linear maps"):
+                own = moments.pop(0)
+                plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
+                by_rank, scores = linear_scores(block, own, plain, stream)
+                covariance = own.fit.covariance_x()
+                features = recovery.feature_r2(plain, own.held_out)
+                outputs = recovery.spectrum_of(own.held_out.covariance_y())
+                more = {
+                    "r2_by_rank": by_rank.tolist(),
+                    "r2_quantiles": {f"{100 * q:g}%": features.quantile(q).item() for q in QUANTILES},
+                    "participation_input": recovery.participation_ratio(recovery.spectrum_of(covariance)),
+                    "participation_output": recovery.participation_ratio(outputs),
+                    "participation_map": recovery.participation_ratio(plain.energies),
+                    "dynamic_range": recovery.dynamic_range(covariance),
+                }
+                found.append(scores | more)
+                linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
     losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, run)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
     complete = [

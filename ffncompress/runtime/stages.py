@@ -204,6 +204,7 @@ class Stages:
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "processes": 1 if self._workers is None else self._workers.count,
             "device": None if self._workers is None else str(self._workers.device),
+            "batch": None if self._workers is None else self._workers.batch_tokens,
         }
 
 
