@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
+from ffncompress.models import Block, ffn_of, first_tensor, forward, handing_on, installed, on_rows, out_projection
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
-from ffncompress.passes.swaps import handing_on
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.recovery.inner import InnerRows

@@ -7,14 +7,13 @@ in layer i, the layers before it are told to hand on that state instead of compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, installed
+from ffncompress.models import Block, handing_on, installed
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.losses import batch_losses
 from ffncompress.recovery import LinearFit
@@ -99,22 +98,3 @@ def _run_and_keep(model: Model, blocks: list[Block], batch: Tensor) -> tuple[lis
     with hooked(model, [(b.layer_path, lambda _module, _args, output: handed.append(output)) for b in blocks]):
         losses = batch_losses(model, batch)
     return handed, losses
-
-
-@contextmanager
-def handing_on(layers: list[nn.Module], state: Callable[[], LayerOutput]) -> Iterator[None]:
-    """Within, these layers hand on a state instead of running.
-
-    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
-    """
-    before = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        layer.__dict__["forward"] = lambda *_args, **_kwargs: state()
-    try:
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.__dict__["forward"]
-            else:
-                layer.__dict__["forward"] = forward
