@@ -33,7 +33,7 @@ from ffncompress.models.loading import (
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
-from ffncompress.models.streaming import is_streamed
+from ffncompress.models.streaming import is_streamed, shelved
 from ffncompress.models.tasks import task_of
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "out_projection",
     "quiet_bars",
     "settled_parameters",
+    "shelved",
     "supported",
     "task_of",
     "width_key",

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffncompress.modeling_ffncompress import InlineFFN, of_words, put
 from ffncompress.models.families import Layout
-from ffncompress.models.streaming import loaded, weight_of
+from ffncompress.models.streaming import loaded, shelved, weight_of
 from ffncompress.type_aliases import Config, Model
 
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "ffn_intermediate_size")
@@ -79,7 +79,9 @@ def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
     """Put modules at their paths, on the device and in the dtype of what stood there."""
     for path, module in modules.items():
         like = next(model.get_submodule(path).parameters())
-        put(model, path, module.to(device=like.device, dtype=like.dtype))
+        is_cast = any(each.dtype != like.dtype for each in module.parameters())
+        module = module.to(device=like.device, dtype=like.dtype)
+        put(model, path, shelved(module, model) if is_cast else module)
     return model
 
 

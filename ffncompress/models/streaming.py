@@ -9,10 +9,13 @@ read whole: of the embedding just the rows of the tokens that are there, of the 
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -122,7 +125,7 @@ def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
         module, _, last = name.rpartition(".")
         model.get_submodule(module)._buffers[last] = buffer.to(device)
     _attach(model)
-    model.save_pretrained = _not_saved
+    model.save_pretrained = partial(_save_without_weights, model.save_pretrained)
     weakref.finalize(model, rmtree, folder, ignore_errors=True)
     return model
 
@@ -165,6 +168,28 @@ def weight_of(module: nn.Module, name: str) -> Tensor | None:
     return found
 
 
+def shelved(module: nn.Module, model: nn.Module) -> nn.Module:
+    """A module that is made for a streamed model, its weights mapped from a file without a name; otherwise as it is.
+
+    What a plan puts in place of many blocks is as large as a part of the model.
+    """
+    if not is_streamed(model):
+        return module
+    from safetensors.torch import load_file, save_file
+
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    if state:
+        handle, file = tempfile.mkstemp(suffix=".safetensors")
+        os.close(handle)
+        try:
+            save_file(state, file)
+            module.load_state_dict(load_file(file), assign=True)  # views of the file
+        finally:
+            with suppress(OSError):  # where an open file cannot go, it stays until the system clears up
+                os.unlink(file)
+    return module.requires_grad_(False)
+
+
 def _take_index(model: Model) -> Mapping[str, Mapping[str, str]]:
     """Where the weights lie, from the hooks that accelerate has put on; they are taken off."""
     from accelerate.hooks import remove_hook_from_submodules
@@ -182,8 +207,10 @@ def _placeholder(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(nothing.expand(parameter.shape), requires_grad=False)
 
 
-def _not_saved(*_args: object, **_kwargs: object) -> None:
-    raise ModelError("a streamed model has no weights to save; write it with ffncompress apply")
+def _save_without_weights(save: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if options.get("state_dict") != {}:
+        raise ModelError("a streamed model has no weights to save; write it with ffncompress apply")
+    return save(*args, **options)
 
 
 def _attach(model: Model) -> None:

@@ -22,7 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of, first_tensor, forward, handing_on, installed, on_rows, out_projection
+from ffncompress.models import (
+    Block,
+    ffn_of,
+    first_tensor,
+    forward,
+    handing_on,
+    installed,
+    on_rows,
+    out_projection,
+    shelved,
+)
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
 from ffncompress.records.plan import Shape
@@ -118,7 +128,7 @@ def refit(
                         added = model.get_submodule(block.after_path)(y) if block.after_path else y
                         output = _with_stream(states.get("slimmed", at), before + block.scale * added)
                     states.put("slimmed", at, output)
-                made[block.index] = module.float().cpu()
+                made[block.index] = shelved(module.float().cpu(), model)
     return made
 
 

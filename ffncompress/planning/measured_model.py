@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ffncompress.budgets import Limit
-from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed
+from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed, shelved
 from ffncompress.passes.doubts import doubt_of_slimmed, refuse
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.planning.latency import time_blocks
@@ -53,7 +53,10 @@ class MeasuredModel:
     def modules(self, choice: Choice) -> dict[int, nn.Module]:
         """The replacements of a choice, as fitted on the original model's activations."""
         return {
-            i: build_replacement(block, ffn_of(self.model, block), option.shape, fitted.maps[fit_name(option)])
+            i: shelved(
+                build_replacement(block, ffn_of(self.model, block), option.shape, fitted.maps[fit_name(option)]),
+                self.model,
+            )
             for i, (block, option, fitted) in enumerate(zip(self.blocks, choice, self.fitted, strict=True))
             if option is not None
         }

@@ -21,6 +21,7 @@ from ffncompress.models import (
     is_streamed,
     load_model,
     load_tokenizer,
+    shelved,
 )
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
@@ -64,6 +65,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     model, ffns, corpus, terms = _load(source, settings, run)
     blocks = ffns.blocks
     stages = run.stages
+    stages.mapped = is_streamed(model)
     if stages.folder is not None:
         stages.facts = _facts(source, model, corpus, settings, terms)
     stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
@@ -199,7 +201,7 @@ def _try_swaps(
         for b, options in zip(blocks, menus, strict=True)
     ]
     variants = [
-        build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)])
+        shelved(build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)]), model)
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
     windows = corpus.choose.up_to(SWAP_TOKENS, least=2)

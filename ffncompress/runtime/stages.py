@@ -55,6 +55,7 @@ class Stages:
         self.folder = folder
         self.facts: Facts = {}  # what every result depends on
         self.records: list[Any] = []  # dataclasses of tensors that results may be made of
+        self.mapped = False  # whether tensors stay in their files, where memory is for other things
         self.seconds = 0.0  # that the last stage took, whenever it was
         self._workers = workers
         self._pending: dict[Path, Any] = {}
@@ -103,15 +104,22 @@ class Stages:
 
     def find(self, name: str, facts: Facts) -> Any:
         """What a stage with tensors found when it was finished, or none."""
-        return None if self.folder is None else self._shared(lambda: self._load(self._file(name, facts, "pt")))
+        return (
+            None
+            if self.folder is None
+            else self._shared(lambda: self._load(self._file(name, facts, "pt"), mapped=self.mapped))
+        )
 
     def put(self, name: str, facts: Facts, result: T) -> T:
-        """Keep what a stage with tensors found; it is written when that is worth it."""
+        """Keep what a stage with tensors found; it is written when that is worth it, or at once where it stays there."""
         if self._writes:
             self._pending[self._file(name, facts, "pt")] = result
-            if self._due(self._pending):
+            if self.mapped or self._due(self._pending):
                 self.flush()
-        return result
+        if not self.mapped:
+            return result
+        found: T | None = self.find(name, facts)
+        return result if found is None else found
 
     def flush(self) -> None:
         """Write what is still to be written."""
