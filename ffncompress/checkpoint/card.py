@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ffncompress.checkpoint.origin import CARD_FILE
 from ffncompress.records.commands import plan_words, short_name
 from ffncompress.records.origin import Origin
-from ffncompress.records.task import AUTO_CLASSES, MEASURES, Task
+from ffncompress.records.task import AUTO_CLASSES, MEASURES, UNTIMED, Task
 from ffncompress.sanitize import in_command, in_markdown, plain
 from ffncompress.storage.files import write_file
 
@@ -177,11 +177,11 @@ def _gate_table(gate: GateResult) -> str:
     rows += _task_table(gate)
     verdict = "passed" if gate.passed else "FAILED"
     speed = gate.speed
-    rows.append(
-        f"\nGate: {verdict} (limit {in_markdown(gate.limit)}). Forward speed {speed.ratio:.2f}x the base's "
-        f"({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
-        f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})."
-    )
+    pace = f"Its {UNTIMED}" if speed is None else (
+        f"Forward speed {speed.ratio:.2f}x the base's ({speed.base:,.0f} to {speed.slimmed:,.0f} tokens/s, "
+        f"batch {speed.batch[0]} x {speed.batch[1]}, {in_markdown(speed.device)})"
+    )  # fmt: skip
+    rows.append(f"\nGate: {verdict} (limit {in_markdown(gate.limit)}). {pace}.")
     if gate.limit_warning:
         rows.append(f"\nOf the limit: {gate.limit_warning}.")
     return "\n".join(rows)

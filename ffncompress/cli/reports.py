@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from ffncompress.records.task import MEASURES
+from ffncompress.records.task import MEASURES, UNTIMED
 from ffncompress.sanitize import in_markdown, plain
 
 if TYPE_CHECKING:
@@ -114,10 +114,12 @@ def _task_rows(result: GateResult) -> list[str]:
 def _size_rows(result: GateResult) -> list[str]:
     sizes, speed = result.sizes, result.speed
     figures = {"parameters": sizes.whole_model, "bytes of weights on disk": sizes.bytes_on_disk}
-    shape = f"tokens/s, {speed.batch[0]} x {speed.batch[1]}, {_named(speed.device)}"
     rows = [
         _row(name, f"{a:,}", f"{b:,}", f"{100 * (b / a - 1):+.1f} %" if a else "") for name, (a, b) in figures.items()
     ]
+    if speed is None:
+        return [*rows, _row(UNTIMED, "", "", "")]
+    shape = f"tokens/s, {speed.batch[0]} x {speed.batch[1]}, {_named(speed.device)}"
     return [*rows, _row(shape, f"{speed.base:,.0f}", f"{speed.slimmed:,.0f}", f"{speed.ratio:.2f}x")]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
     from ffncompress.records.gate import GateResult
     from ffncompress.records.plan import Plan
-from ffncompress.records.task import MEASURES
+from ffncompress.records.task import MEASURES, UNTIMED
 
 
 def print_stage(made: Plan | Path | GateResult | str, *, to_stderr: bool = False) -> None:
@@ -140,9 +140,12 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
             table.add_row(*_change(f"parameters, {label}", *counts))
     table.add_row(*_change("parameters, whole model", *sizes.whole_model))
     table.add_row(*_change("bytes of weights on disk", *sizes.bytes_on_disk))
-    shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
-    table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
+    if speed is not None:
+        shape = f"{speed.batch[0]} x {speed.batch[1]}, {speed.device}"
+        table.add_row(*_change(f"tokens/s ({shape})", speed.base, speed.slimmed, ",.0f"))
     console.print(table)
+    if speed is None:
+        console.print(Text(UNTIMED))
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"prompt: {result.prompt}"))
         console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))

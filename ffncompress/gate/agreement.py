@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ffncompress.models import forward
+from ffncompress.models import embedding_rows
+from ffncompress.passes.heads import each_part
 from ffncompress.passes.losses import mean_and_error
 from ffncompress.records.gate import Agreement
 from ffncompress.runtime.progress import Progress
@@ -47,12 +48,15 @@ def agreement(
     if not len(windows):
         return None
     first = torch.tensor([len(given) - 1 for given, _ in listed])  # the place that predicts the first scored token
+    rows = max(embedding_rows(model) for model in (base, slimmed))
     divergence, same = torch.zeros(len(windows), dtype=torch.float64), 0
     for at, batch in progress(windows.batches(batch_tokens), label):
-        p, q = (forward(model, batch.to(model.device)).logits for model in (base, slimmed))
-        for window, own, other in zip(at.tolist(), p, q, strict=True):
-            sums = compare_rows(own[first[window] :], other[first[window] :])
-            divergence[window], same = sums[0], same + int(sums[1])
+        both = (each_part(model, batch.to(model.device), vocabulary=rows) for model in (base, slimmed))
+        for ((windows_at, tokens_at), p), (_, q) in zip(*both, strict=True):
+            for window, own, other in zip(at[windows_at].tolist(), p, q, strict=True):
+                start = max(0, int(first[window]) - tokens_at.start)
+                sums = compare_rows(own[start:], other[start:])
+                divergence[window], same = divergence[window] + sums[0], same + int(sums[1])
     scored = windows.lengths.double() - first.double()
     mean, error = mean_and_error(divergence / scored, scored)
     tokens = int(scored.sum())

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from ffncompress import __version__
 from ffncompress.errors import ArtifactError, TextError
+from ffncompress.models import DEFAULT_CONTEXT, embedding_rows, is_streamed, longest_of
+from ffncompress.passes.heads import NUMBERS
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.runtime.progress import Progress
 from ffncompress.runtime.run import Run
@@ -155,8 +157,11 @@ def make_lm(
     """lm-eval's coat around a model object.
 
     Its logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad token is
-    given one, which ours is not to have.
+    given one, which ours is not to have. Of a streamed model it reads as many windows at once as have room for logits.
     """
+    if is_streamed(model):
+        length = options.get("max_length") or longest_of(model.config) or DEFAULT_CONTEXT
+        batch_size = max(1, min(batch_size, NUMBERS // (length * embedding_rows(model))))
     return _kind_of_lm(opened)(
         pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size, logits_cache=False,
         backend="causal", **options,

@@ -23,6 +23,7 @@ from ffncompress.models.footprint import Footprint
 from ffncompress.models.forward import forward, handing_on, on_rows
 from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
+    DEFAULT_CONTEXT,
     context_of,
     load_config,
     load_model,
@@ -37,6 +38,7 @@ from ffncompress.models.streaming import is_streamed, shelved
 from ffncompress.models.tasks import task_of
 
 __all__ = [
+    "DEFAULT_CONTEXT",
     "EMBEDDED",
     "Block",
     "Ffns",

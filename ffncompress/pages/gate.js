@@ -13,7 +13,7 @@ const change = ([before, after]) => percent(after / before - 1);
     [`${percent(first.relative, 2)}${within(first)}`, `${data.measure}, 95 % interval; lower is better`],
     [change(sizes.whole_model), "parameters of the whole model"],
     [change(sizes.bytes_on_disk), "bytes of weights on disk"],
-    [`${num(speed.ratio, 2)}x`, `as fast as the base, ${speed.device}`],
+    ...(speed ? [[`${num(speed.ratio, 2)}x`, `as fast as the base, ${speed.device}`]] : []),
   ]));
   if (data.next.length) summary.append(make("p", {}, "Next, where the checkpoint lies:"), commandOf(data.next, 1));
 })();
@@ -76,6 +76,7 @@ function compared(host, rows) {
 })();
 
 (function pace() {
+  if (!speed) { section("How fast it is", `${data.untimed}.`, "speed"); return; }
   const host = section("How fast it is", `Reading ${speed.batch[0]} sequences of ${speed.batch[1]} tokens at once, ${speed.device}, ${data.dtype}; the median of ${speed.repeats} timings of each model, in turns. Another machine, another figure. Weights of sha256 ${data.weights_sha256.slice(0, 16)}.`, "speed");
   compared(host, [{ name: "Tokens a second", values: [speed.base, speed.slimmed], show: (v) => count(Math.round(v)) }]);
 })();

@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
+from ffncompress.errors import BudgetError
 from ffncompress.models import (
     Block,
     Ffns,
@@ -123,6 +124,8 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
     with step(run.progress, "loading the model"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
         stream = run.workers.streams(*Footprint.of(source, dtype))
+        if stream and settings.target_speed:
+            raise BudgetError("--target-speed: a model that is read from disk has the disk's speed; give a --budget")
         model = load_model(source, dtype=dtype, device_map=device_map, stream=stream)
         tokenizer = load_tokenizer(source)
     ffns = find_ffns(model)

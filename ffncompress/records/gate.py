@@ -148,7 +148,7 @@ class GateResult(Record):
     main: TextResult
     also: list[TextResult]
     sizes: Sizes
-    speed: Speed
+    speed: Speed | None  # none: see UNTIMED
     prompt: str
     continuation_base: str
     continuation_slimmed: str

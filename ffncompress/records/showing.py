@@ -72,7 +72,7 @@ def gate_rows(result: GateResult) -> list[dict[str, Any]]:
         ("parameters, all FFNs", sizes.all_ffns),
         ("parameters, whole model", sizes.whole_model),
         ("bytes on disk", sizes.bytes_on_disk),
-        ("tokens/s", (speed.base, speed.slimmed)),
+        ("tokens/s", speed and (speed.base, speed.slimmed)),
     ):
         if counts is not None:
             measured.append((name, None, *counts))

@@ -111,7 +111,7 @@ class Stages:
         )
 
     def put(self, name: str, facts: Facts, result: T) -> T:
-        """Keep what a stage with tensors found; it is written when that is worth it, or at once where it stays there."""
+        """Keep what a stage with tensors found; it is written when that is worth it, or at once to stay there."""
         if self._writes:
             self._pending[self._file(name, facts, "pt")] = result
             if self.mapped or self._due(self._pending):
