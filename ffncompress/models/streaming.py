@@ -9,6 +9,7 @@ read whole: of the embedding just the rows of the tokens that are there, of the 
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
 import tempfile
 import weakref
@@ -28,6 +29,7 @@ from ffncompress.errors import ModelError, NumericsError
 from ffncompress.type_aliases import Model
 
 HEAD_BYTES = 2**26  # of a head's rows that are in memory together
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 _OWN = "_streamed"  # the attribute of a module that holds placeholders: where its weights are
 
 
@@ -107,6 +109,7 @@ def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
     Raises:
         ModelError: some weights are not to be found on disk.
     """
+    _give_back_at_once()
     weights = Weights(_take_index(model), device)
     placeholders: dict[int, nn.Parameter] = {}  # tied parameters stay one
     for path, module in model.named_modules():
@@ -188,6 +191,12 @@ def shelved(module: nn.Module, model: nn.Module) -> nn.Module:
             with suppress(OSError):  # where an open file cannot go, it stays until the system clears up
                 os.unlink(file)
     return module.requires_grad_(False)
+
+
+def _give_back_at_once() -> None:
+    """Have glibc return what a weight took as soon as it goes: by itself it keeps hundreds of megabytes for later."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _take_index(model: Model) -> Mapping[str, Mapping[str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of, is_streamed
+from ffncompress.models import Block, ffn_of, is_streamed, shelved
 from ffncompress.passes.calibration import collect_moments, group_by_memory
 from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
 from ffncompress.passes.swaps import measure_base, measure_swaps
@@ -23,6 +23,7 @@ from ffncompress.recovery import LinearFit
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import linear_scores, whole_map
 from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import on_disk
 from ffncompress.text.corpus import Corpus
 from ffncompress.text.windows import Windows
 from ffncompress.type_aliases import Model
@@ -75,7 +76,8 @@ def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) 
                     "dynamic_range": recovery.dynamic_range(covariance),
                 }
                 found.append(scores | more)
-                linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
+                maps = Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu())
+                linear.append(on_disk(maps, Linear, LinearFit) if is_streamed(model) else maps)
     losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, run)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
     complete = [
@@ -110,7 +112,7 @@ def swap_linear(
     """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
     windows = windows.up_to(SWAP_TOKENS, least=2)
     maps = [
-        build_replacement(block, ffn_of(model, block), whole_map(block), each.fit)
+        shelved(build_replacement(block, ffn_of(model, block), whole_map(block), each.fit), model)
         for block, each in zip(blocks, linear, strict=True)
     ]
     found = []

@@ -18,7 +18,7 @@ from ffncompress.budgets import parse_size
 
 SHARE = 0.8  # of what is free: others live here too
 BATCH_TOKENS = 1024  # that a model in memory reads at once
-STREAMED_TOKENS = (256, 8192)  # the fewest and the most that a streamed one does
+STREAMED_TOKENS = (128, 8192)  # the fewest and the most that a streamed one does
 _UNLIMITED = 2**60
 
 

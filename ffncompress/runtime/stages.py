@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -214,6 +215,25 @@ class Stages:
             "device": None if self._workers is None else str(self._workers.device),
             "batch": None if self._workers is None else self._workers.batch_tokens,
         }
+
+
+def on_disk(value: T, *records: type) -> T:
+    """The same value, its tensors mapped from a file without a name: memory holds what is looked at.
+
+    Args:
+        value: tensors, or records, lists and mappings of them.
+        records: the classes of records in it.
+    """
+    handle, name = tempfile.mkstemp(suffix=".pt")
+    os.close(handle)
+    try:
+        torch.save(value, name)
+        with torch.serialization.safe_globals([*records]):
+            found: T = torch.load(name, weights_only=True, mmap=True)
+    finally:
+        with suppress(OSError):  # where an open file cannot go, it stays until the system clears up
+            os.unlink(name)
+    return found
 
 
 def fingerprint(*tensors: Tensor) -> str:
