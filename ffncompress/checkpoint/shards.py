@@ -58,9 +58,10 @@ def write_shards(
     """
     shards: list[_Shard] = []
     left = dict(new)
+    fresh = {f"{path}.{name}" for path, tensors in new.items() for name in tensors}
     for file in source.weight_files():
         tensors = _views(file)
-        gone = [name for name in tensors if name not in dtypes or name.startswith(tuple(f"{path}." for path in new))]
+        gone = [name for name in tensors if name not in dtypes or name in fresh]
         stays = {name: tensor for name, tensor in tensors.items() if name not in gone}
         as_it_is = not gone and all(tensor.dtype == dtypes[name] for name, tensor in stays.items())
         if as_it_is and file.stat().st_size <= largest:

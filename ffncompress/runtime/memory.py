@@ -102,6 +102,6 @@ def _left_in(folder: Path, limit_name: str, usage_name: str) -> list[int]:
     return [limit - used + (int(files[1]) if files else 0)] if limit < _UNLIMITED else []
 
 
-def in_gb(size: float) -> str:
+def in_words(size: float) -> str:
     """Bytes as a person reads them."""
-    return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ffncompress.errors import FfncompressError, ProcessError
 from ffncompress.runtime.launch import processes
-from ffncompress.runtime.memory import BATCH_TOKENS, Memory, in_gb
+from ffncompress.runtime.memory import BATCH_TOKENS, Memory, in_words
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import DeviceMap
 
@@ -137,7 +137,7 @@ class Workers:
         found = self.memory.streams(weights)
         if found and self.memory.stream is None and weights not in self._told and self.is_main:
             self._told.add(weights)
-            asked = f"{in_gb(weights)} of weights, {in_gb(self.memory.limit)} of memory"
+            asked = f"{in_words(weights)} of weights, {in_words(self.memory.limit)} of memory"
             logging.getLogger("ffncompress").info("%s: read from disk, layer by layer", asked)
         self.batch_tokens = self.memory.tokens(token) if found else BATCH_TOKENS
         return found
