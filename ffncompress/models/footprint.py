@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 from ffncompress.models.sources import ModelSource
@@ -24,18 +26,23 @@ class Footprint(NamedTuple):
         """Of a model in the dtype that it is computed with; a .gguf file is always read whole."""
         if source.gguf_file:
             return cls(0, 0)
-        from safetensors import safe_open
-
         weights, features = 0, defaultdict[str, int](int)
         for file in source.weight_files():
-            with safe_open(file, framework="pt") as content:
-                for name in content.keys():  # noqa: SIM118
-                    tensor = content.get_slice(name)
-                    shape, count = tensor.get_shape(), 1
-                    for size in shape:
-                        count *= size
-                    weights += count * _COMPUTED.get(dtype, _BYTES.get(tensor.get_dtype(), 1))
-                    layer = re.search(r"\.\d+\.", name)
-                    if layer and len(shape) > 1:
-                        features[layer[0]] += max(shape)
+            for name, (dtype_name, shape) in _header(file).items():
+                weights += prod(shape) * _COMPUTED.get(dtype, _BYTES.get(dtype_name, 1))
+                layer = re.search(r"\.\d+\.", name)
+                if layer and len(shape) > 1:
+                    features[layer[0]] += max(shape)
         return cls(weights, _COPIES * _COMPUTED.get(dtype, 4) * max(features.values(), default=0))
+
+
+def _header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """(dtype, shape) of each tensor of a file; nothing of a damaged one: whoever loads it finds that out."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
+            return {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+    except (SafetensorError, OSError, ValueError):
+        return {}
