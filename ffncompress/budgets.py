@@ -77,6 +77,15 @@ def parse_speed(text: str) -> TargetSpeed:
     return TargetSpeed(float(match[2]), "decode" if match[1] == "decode" else "prefill")
 
 
+def parse_size(text: str) -> int:
+    """`4G`, `500MB` or `1.5GiB` as bytes; without an i, by thousands."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([kmgt])(i?)b?", text.strip().lower())
+    size = int(float(match[1]) * (1024 if match[3] else 1000) ** ("kmgt".index(match[2]) + 1)) if match else 0
+    if not size:
+        raise BudgetError(f"{text!r} is not a size of memory; write a number and a unit such as 4G or 500MB")
+    return size
+
+
 @dataclass(frozen=True)
 class Limit:
     """How much perplexity may rise: `5%` of the base, or `1.0` absolute."""

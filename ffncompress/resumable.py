@@ -51,7 +51,8 @@ def plan_into(
     """
     replans = _is_plan(model)
     inputs = [local_path(model), *settings.data, *settings.choose_data]
-    workers, working = Workers(settings.device), working_folder(check_place(output, inputs))
+    workers = Workers(settings.device, settings.memory, settings.stream)
+    working = working_folder(check_place(output, inputs))
     with ExitStack() as claims:
         done, journal = False, None
         if workers.is_main:

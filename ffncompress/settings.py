@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ffncompress.budgets import BASELINE_MARGIN, DEFAULT_LIMIT, Budget, Limit, parse_kinds, parse_speed
+from ffncompress.budgets import BASELINE_MARGIN, DEFAULT_LIMIT, Budget, Limit, parse_kinds, parse_size, parse_speed
 from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -27,6 +27,11 @@ def _is_speed(text: str) -> str:
 
 def _is_limit(text: str) -> str:
     _as_value_error(Limit.parse, text)
+    return text
+
+
+def _is_size(text: str) -> str:
+    _as_value_error(parse_size, text)
     return text
 
 
@@ -50,6 +55,7 @@ Name = Annotated[str, Field(min_length=1, max_length=4096)]
 BudgetText = Annotated[str, AfterValidator(_is_budget)]
 SpeedText = Annotated[str, AfterValidator(_is_speed)]
 LimitText = Annotated[str, AfterValidator(_is_limit)]
+SizeText = Annotated[str, AfterValidator(_is_size)]
 KindsText = Annotated[str, AfterValidator(_are_kinds)]
 
 
@@ -81,6 +87,8 @@ class PlanSettings(_Settings):
     seed: Seed = 0
     dtype: Dtype = "auto"
     device: str = "auto"
+    memory: SizeText | None = None  # of the whole run; none: most of what is free
+    stream: bool | None = None  # weights stay on disk; none: where they do not fit
 
     @model_validator(mode="before")
     @classmethod
@@ -138,12 +146,16 @@ class ProfileSettings(_Settings):
     revisions: list[str] = []
     dtype: Dtype = "auto"
     device: str = "auto"
+    memory: SizeText | None = None  # of the whole run; none: most of what is free
+    stream: bool | None = None  # weights stay on disk; none: where they do not fit
 
 
 class ApplySettings(_Settings):
     """How a checkpoint is written."""
 
     dtype: Dtype = "auto"
+    memory: SizeText | None = None
+    stream: bool | None = None
     max_shard_size: str = Field("5GB", pattern=r"^[1-9]\d{0,5}(\.\d+)?([KMGT]i?)?B$")
     allow_empty: bool = False
     heal: float | None = Field(None, gt=0, le=100_000)
@@ -161,6 +173,8 @@ class EvalSettings(_Settings):
     batch_size: int = Field(4, ge=1, le=4096)
     dtype: Dtype = "auto"
     device: str = "auto"
+    memory: SizeText | None = None  # of the whole run; none: most of what is free
+    stream: bool | None = None  # weights stay on disk; none: where they do not fit
     repeats: int = Field(5, ge=1, le=1000)
     speed_dtypes: list[Literal["float32", "bfloat16", "float16"]] = []  # to time both in, beside the one they run in
     prompt: str | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ffncompress.checkpoint.origin import CARD_FILE
 from ffncompress.records.commands import plan_words, short_name
 from ffncompress.records.origin import Origin
-from ffncompress.records.task import AUTO_CLASSES, MEASURES, Task
+from ffncompress.records.task import AUTO_CLASSES, MEASURES, UNTIMED, Task
 from ffncompress.sanitize import in_command, in_markdown, plain
 from ffncompress.storage.files import write_file
 
@@ -185,6 +185,8 @@ def _gate_table(gate: GateResult) -> str:
 
 def _speed_table(gate: GateResult) -> list[str]:
     """Both models in turns, and the ratio that products of matrices, or bytes of weights, predict."""
+    if gate.speed is None:
+        return [f"\nIts {UNTIMED}."]
     where = in_markdown(gate.speed.device)
     rows = [f"\n| tokens/s, {where} | base | slimmed | ratio | predicted |", "| --- | --- | --- | --- | --- |"]
     return rows + [

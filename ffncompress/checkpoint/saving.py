@@ -17,7 +17,7 @@ It is written beside its place, reloaded from there, compared with the model in 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -28,9 +28,11 @@ from ffncompress.checkpoint.loading import load
 from ffncompress.checkpoint.origin import CARD_FILE, META, ORIGIN_FILE, RECIPE_FILE
 from ffncompress.checkpoint.patcher import replacement_modules
 from ffncompress.checkpoint.plugin import describe_in_config, spec_of, write_loader
-from ffncompress.errors import ArtifactError, PlanError, TextError
+from ffncompress.checkpoint.shards import has_own_names, shard_bytes, write_shards
+from ffncompress.errors import ArtifactError, ModelError, PlanError, TextError
 from ffncompress.modeling_ffncompress import of_words
 from ffncompress.models import (
+    Footprint,
     ModelSource,
     context_of,
     count_parameters,
@@ -51,6 +53,7 @@ from ffncompress.records.origin import Healing, Origin
 from ffncompress.records.plan import PLAN_FILE, Plan
 from ffncompress.records.plan_files import FIGURE_FILE, load_tensors
 from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.runtime.workers import Workers
 from ffncompress.settings import ApplySettings
 from ffncompress.storage.manifest import Manifest
 from ffncompress.storage.outputs import staged_directory
@@ -93,8 +96,14 @@ def save_compressed(
     source = find_base(plan.base, model_name, trust_remote_code=trust_remote_code)
     inputs = [plan_directory, source.directory]
     check_place(output, inputs)
+    workers = Workers("cpu", settings.memory, settings.stream)
+    stream = workers.streams(*Footprint.of(source, settings.dtype))
     with step(progress, f"loading {source.name}"):
-        model, tokenizer = load_model(source, dtype=settings.dtype), load_tokenizer(source)
+        model, tokenizer = load_model(source, dtype=settings.dtype, stream=stream), load_tokenizer(source)
+    in_parts = has_own_names(source, model)
+    if stream and (settings.heal or not in_parts):
+        why = "healing trains" if settings.heal else f"{source.name} is stored in a form that is converted as a whole"
+        raise ModelError(f"{why}, which needs the model in memory; raise --memory, or pass --no-stream")
     blocks = find_blocks(model)
     layouts = {block.path: block.layout for block in blocks}
     key = width_key(model.config, blocks) if plan.native else None
@@ -113,14 +122,27 @@ def save_compressed(
         describe_in_config(model.config, specs)
     with staged_directory(output, "checkpoint", overwrite=overwrite, inputs=inputs, placing=placing) as folder:
         with step(progress, f"writing {output}"), quiet_bars():
-            model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
+            if in_parts and not healing:
+                _save_in_parts(model, source, modules, folder, settings.max_shard_size)
+            else:
+                model.save_pretrained(folder, max_shard_size=settings.max_shard_size)
         if plan.replaced and not plan.native:
             write_loader(folder)
         tokenizer.save_pretrained(folder)
         _write_meta(folder, plan, Path(plan_directory), source, model, recipe, healing)
         with step(progress, "reloading and comparing"):
-            _prove_parity(model, folder)
+            _prove_parity(model, folder, stream=stream)
     return Path(output)
+
+
+def _save_in_parts(
+    model: Model, source: ModelSource, modules: Mapping[str, torch.nn.Module], folder: Path, largest: str
+) -> None:
+    """The weights from the base's files; all else as the model's own class writes it."""
+    model.save_pretrained(folder, state_dict={})
+    dtypes = {name: value.dtype for name, value in model.state_dict().items()}
+    new = {path: module.state_dict() for path, module in modules.items()}
+    write_shards(source, dtypes, new, folder, shard_bytes(largest))
 
 
 def _heal_(
@@ -230,10 +252,10 @@ def _licence(source: ModelSource) -> str | None:
 
 
 @torch.inference_mode()
-def _prove_parity(model: Model, folder: Path) -> None:
+def _prove_parity(model: Model, folder: Path, *, stream: bool) -> None:
     """The folder, loaded as a stranger would, must give the logits of the model in memory, bit for bit."""
     ids = torch.arange(3, 19)[None] % embedding_rows(model)
     expected = forward(model, ids)[0]  # logits, or the last hidden state
-    again = load(folder, dtype=model.dtype)
+    again = load(folder, dtype=model.dtype, stream=stream)
     if not torch.equal(forward(again, ids)[0], expected):
         raise ArtifactError("the reloaded checkpoint does not give the logits of the model in memory; nothing was kept")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -164,7 +165,6 @@ def _is_to_speak() -> bool:
 
 def _quieten(bars: bool = False) -> None:
     """Third-party chatter off, before anything heavy is imported, and its bars; a user's own settings win."""
-    import logging
     import warnings
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -175,7 +175,18 @@ def _quieten(bars: bool = False) -> None:
     if not bars:  # no bar of anybody's in a log file
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for name in ("torch.utils._pytree", "torchao"):  # where torchao is installed, transformers imports it
+    # where torchao is installed, transformers imports it; accelerate tells of weights that are on disk
+    for name in ("torch.utils._pytree", "torchao", "accelerate.big_modeling"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    own = logging.getLogger("ffncompress")
+    own.setLevel(logging.INFO)
+    own.handlers, own.propagate = [_Telling()], False
+
+
+class _Telling(logging.Handler):
+    """What is worth a line of a run that goes on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"ffncompress: {record.getMessage()}", err=True)

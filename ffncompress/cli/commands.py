@@ -18,6 +18,7 @@ from ffncompress.cli.options import (
     json_option,
     junit_option,
     loudness_options,
+    memory_options,
     overwrite_option,
     resumable,
     summary_option,
@@ -73,6 +74,7 @@ cli.add_command(export)
 @click.option("--revision", metavar="NAME", help="The Hub revision of MODEL.")
 @trust_option
 @device_options
+@memory_options
 @overwrite_option
 @json_option
 @loudness_options
@@ -134,6 +136,7 @@ def plan(
 @click.option("--revision", metavar="NAME", help="The Hub revision of every MODEL.")
 @trust_option
 @device_options
+@memory_options
 @click.option("--overwrite", is_flag=True, help="Write a finished report anew; stages that it has are not run again.")
 @json_option
 @loudness_options
@@ -176,6 +179,7 @@ def profile(
 @click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @trust_option
+@memory_options
 @overwrite_option
 @loudness_options
 def apply(

@@ -13,6 +13,7 @@ from ffncompress.cli.options import (
     json_option,
     junit_option,
     loudness_options,
+    memory_options,
     summary_option,
     task_options,
     trust_option,
@@ -37,6 +38,7 @@ from ffncompress.cli.running import write_verdict
 @baseline_options
 @trust_option
 @device_options
+@memory_options
 @json_option
 @junit_option
 @summary_option

@@ -61,6 +61,13 @@ device_options = options(
     click.option("--dtype", type=DTYPES, default="auto", help="Compute dtype; auto is float32 on a CPU."),
     click.option("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; auto finds one."),
 )
+memory_options = options(
+    click.option("--memory", metavar="SIZE", help="What the run may take: 4G, 500MB.  [default: most of what is free]"),
+    click.option(
+        "--stream/--no-stream", default=None,
+        help="Read the weights from disk, layer by layer.  [default: where they do not fit]",
+    ),
+)  # fmt: skip
 target_options = options(
     click.option("--native", is_flag=True, help="A stock checkpoint that loads anywhere: neurons, one common width."),
     click.option("--for", "target", type=TARGETS, help="Only what runs there, at what it costs there."),

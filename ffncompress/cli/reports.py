@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from ffncompress.records.task import MEASURES
+from ffncompress.records.task import MEASURES, UNTIMED
 from ffncompress.sanitize import in_markdown, plain
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def _size_rows(result: GateResult) -> list[str]:
     rows = [
         _row(name, f"{a:,}", f"{b:,}", f"{100 * (b / a - 1):+.1f} %" if a else "") for name, (a, b) in figures.items()
     ]
+    if result.speed is None:
+        return [*rows, _row(UNTIMED, "", "", "")]
     for pace in result.paces:
         name = f"tokens/s, {_named(pace.what)}, {_named(result.speed.device)}"
         change = f"{pace.measured}{pace.expected and f'; {pace.expected}'}"

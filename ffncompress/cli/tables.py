@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffncompress.profiling.records import Profile, Study
     from ffncompress.records.gate import GateResult
     from ffncompress.records.plan import Plan
-from ffncompress.records.task import MEASURES
+from ffncompress.records.task import MEASURES, UNTIMED
 
 
 def print_stage(made: Plan | Path | GateResult | str, *, to_stderr: bool = False) -> None:
@@ -144,6 +144,8 @@ def print_gate(result: GateResult, *, to_stderr: bool = False) -> None:
         rates = (f"{pace.base:,.0f}", f"{pace.slimmed:,.0f}")
         table.add_row(f"tokens/s, {pace.what}", *rates, pace.measured, pace.expected)
     console.print(table)
+    if result.speed is None:
+        console.print(Text(UNTIMED))
     if result.task != "embedding":  # which goes on with nothing
         console.print(Text(f"prompt: {result.prompt}"))
         console.print(_side_by_side(result.continuation_base, result.continuation_slimmed, console.width))

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ffncompress.models import forward
+from ffncompress.models import embedding_rows
+from ffncompress.passes.heads import each_part
 from ffncompress.passes.losses import mean_and_error
 from ffncompress.records.gate import Agreement
 from ffncompress.runtime.memory import Halving
@@ -48,17 +49,22 @@ def agreement(
     if not len(windows):
         return None
     first = torch.tensor([len(given) - 1 for given, _ in listed])  # the place that predicts the first scored token
+    rows = max(embedding_rows(model) for model in (base, slimmed))
     divergence, same, halving = torch.zeros(len(windows), dtype=torch.float64), 0, Halving()
 
-    def sums_of(at: Tensor, batch: Tensor) -> list[tuple[float, int]]:
-        p, q = (forward(model, batch.to(model.device)).logits for model in (base, slimmed))
-        begins = first[at].tolist()
-        return [compare_rows(own[i:], other[i:]) for i, own, other in zip(begins, p, q, strict=True)]
+    def sums_of(at: Tensor, batch: Tensor) -> list[tuple[int, float, int]]:
+        both = (each_part(model, batch.to(model.device), vocabulary=rows) for model in (base, slimmed))
+        found = []
+        for ((windows_at, tokens_at), p), (_, q) in zip(*both, strict=True):
+            for window, own, other in zip(at[windows_at].tolist(), p, q, strict=True):
+                start = max(0, int(first[window]) - tokens_at.start)
+                found.append((window, *compare_rows(own[start:], other[start:])))
+        return found
 
     for at, batch in progress(windows.batches(batch_tokens), label):
-        sums = [each for part in halving(sums_of, at, batch) for each in part]
-        divergence[at] = torch.tensor([apart for apart, _ in sums], dtype=torch.float64)
-        same += sum(alike for _, alike in sums)
+        for window, apart, alike in (each for part in halving(sums_of, at, batch) for each in part):
+            divergence[window] += apart
+            same += alike
     scored = windows.lengths.double() - first.double()
     mean, error = mean_and_error(divergence / scored, scored)
     tokens = int(scored.sum())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ffncompress.budgets import Use
-from ffncompress.models import embedding_rows, forward
+from ffncompress.models import embedding_rows, forward, is_streamed
 from ffncompress.passes.pace import (
     PROMPT,
     STEPS,
@@ -30,7 +30,7 @@ from ffncompress.settings import EvalSettings
 from ffncompress.text.sources import Text
 from ffncompress.type_aliases import Model, Tokenizer
 
-NEW_TOKENS = 48
+NEW_TOKENS, STREAMED_TOKENS = 48, 8  # all weights are read for each
 
 
 def measure_speed(base: Model, slimmed: Model, context: int, settings: EvalSettings, progress: Progress) -> Speed:
@@ -116,6 +116,6 @@ def go_on(model: Model, tokenizer: Tokenizer, prompt: str, task: Task) -> str:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     ids = model.generate(
         input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
-        max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=pad,
+        max_new_tokens=STREAMED_TOKENS if is_streamed(model) else NEW_TOKENS, do_sample=False, pad_token_id=pad,
     )  # fmt: skip
     return str(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ffncompress.models import DEFAULT_CONTEXT, embedding_rows, is_streamed, longest_of
+from ffncompress.passes.heads import NUMBERS
 from ffncompress.runtime.memory import shrinking
 from ffncompress.runtime.progress import Progress
 from ffncompress.type_aliases import Model, Tokenizer
@@ -29,8 +31,11 @@ def make_lm(
     """lm-eval's coat around a model object, in which a batch that memory is too short for is halved.
 
     Its logits_cache scores a repetitive document wrongly at batch sizes above 1; and a tokenizer without a pad token is
-    given one, which ours is not to have.
+    given one, which ours is not to have. Of a streamed model it reads as many windows at once as have room for logits.
     """
+    if is_streamed(model):
+        length = options.get("max_length") or longest_of(model.config) or DEFAULT_CONTEXT
+        batch_size = max(1, min(batch_size, NUMBERS // (length * embedding_rows(model))))
     return _kind_of_lm(opened, counting)(
         pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size, logits_cache=False,
         backend="causal", **options,

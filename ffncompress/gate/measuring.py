@@ -25,7 +25,7 @@ from ffncompress.gate.perplexity import (
     own_loss,
     remember,
 )
-from ffncompress.models import ModelSource, embedding_rows
+from ffncompress.models import ModelSource, embedding_rows, is_streamed
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, doubt_of_slimmed
 from ffncompress.passes.losses import sequence_losses
 from ffncompress.passes.objective import objective_of, set_objective_
@@ -52,6 +52,11 @@ class Pair:
     tokenizer: Tokenizer
     dtype: str
     context: int
+
+    @property
+    def streamed(self) -> bool:
+        """Whether weights are read from disk while they run: then their speed is the disk's."""
+        return is_streamed(self.base) or is_streamed(self.slimmed)
 
 
 def judge(
@@ -119,7 +124,7 @@ def judge(
         main=results[0],
         also=results[1:],
         sizes=sizes,
-        speed=measure_speed(base, slimmed, pair.context, settings, progress),
+        speed=None if pair.streamed else measure_speed(base, slimmed, pair.context, settings, progress),
         prompt=prompt,
         continuation_base=continuations[0],
         continuation_slimmed=continuations[1],

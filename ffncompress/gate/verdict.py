@@ -25,7 +25,15 @@ from ffncompress.checkpoint.plugin import register
 from ffncompress.errors import FfncompressError, ModelError, TextError
 from ffncompress.gate.measuring import Pair, judge
 from ffncompress.gate.perplexity import STOCK_TASK
-from ffncompress.models import ModelSource, context_of, count_parameters, find_model, load_model, load_tokenizer
+from ffncompress.models import (
+    Footprint,
+    ModelSource,
+    context_of,
+    count_parameters,
+    find_model,
+    load_model,
+    load_tokenizer,
+)
 from ffncompress.models.base import find_base
 from ffncompress.pages.gate_page import render_gate
 from ffncompress.passes.proof import prove
@@ -65,15 +73,18 @@ def run_gate(
     manifest = verify_files(directory)
     base_at = find_base(plan.base, model_name, trust_remote_code=trust_remote_code)
     slim_at = find_model(str(directory), trust_remote_code=trust_remote_code)
-    run = Run(Workers(settings.device), progress)
+    run = Run(Workers(settings.device, settings.memory, settings.stream), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
     with step(progress, "loading both models and the text"):
         tokenizer = load_tokenizer(slim_at)
-        slimmed = load(directory, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
+        stream = _streams(run, dtype, base_at, slim_at)
+        slimmed = load(
+            directory, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, stream=stream
+        )
         prove(slimmed, origin.proof)
         context = context_of(slimmed, settings.context)
         inputs = [_gate_text(plan, settings.data), *(_gate_text(plan, name) for name in settings.also)]
-        base = load_model(base_at, dtype=dtype, device_map=device_map)
+        base = load_model(base_at, dtype=dtype, device_map=device_map, stream=stream)
 
     tolerance = Tolerance(Limit.parse(settings.max_delta)) if settings.max_delta else plan.tolerance
     pair = Pair(base, slimmed, base_at, slim_at, tokenizer, dtype, context)
@@ -113,14 +124,15 @@ def compare_models(
     register()
     sources = [find_model(str(name), trust_remote_code=trust_remote_code) for name in (base_name, directory)]
     plan = read_plan(directory) if is_checkpoint(directory) else None
-    run = Run(Workers(settings.device), progress)
+    run = Run(Workers(settings.device, settings.memory, settings.stream), progress)
     dtype, device_map = run.workers.dtype(settings.dtype), {"": run.workers.device}
     names = [settings.data or default_text(on_hub=sources[0].is_hub, embedded=sources[0].is_embedded), *settings.also]
     with step(progress, "loading both models and the text"):
         texts = [_gate_text(plan, name) if plan else _any_text(name, settings.data is None) for name in names]
         tokenizers = [load_tokenizer(source) for source in sources]
         _check_tokenizers(tokenizers, texts, str(directory), base_name)
-        base, other = (load_model(source, dtype=dtype, device_map=device_map) for source in sources)
+        stream = _streams(run, dtype, *sources)
+        base, other = (load_model(source, dtype=dtype, device_map=device_map, stream=stream) for source in sources)
         context = min(context_of(model, settings.context) for model in (base, other))
     sizes = Sizes(
         whole_model=(count_parameters(base), count_parameters(other)),
@@ -133,6 +145,12 @@ def compare_models(
         reading_of=lambda text: better_reading(base, tokenizers[1], text, context, run),
         short=PlanSettings().seq_len,
     )  # fmt: skip
+
+
+def _streams(run: Run, dtype: str, *sources: ModelSource) -> bool:
+    """Whether the models are streamed: where all of them do not fit together."""
+    found = [Footprint.of(source, dtype) for source in sources]
+    return run.workers.streams(sum(each.weights for each in found), max(each.token for each in found))
 
 
 def _check_lm_eval() -> None:

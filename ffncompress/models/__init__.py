@@ -18,9 +18,11 @@ from ffncompress.models.blocks import (
 )
 from ffncompress.models.families import Layout, supported
 from ffncompress.models.finding import Ffns, find_blocks, find_ffns, settled_parameters
-from ffncompress.models.forward import forward, on_rows
+from ffncompress.models.footprint import Footprint
+from ffncompress.models.forward import forward, on_rows, standing_in
 from ffncompress.models.layer_run import first_tensor
 from ffncompress.models.loading import (
+    DEFAULT_CONTEXT,
     context_of,
     embedding_rows,
     load_config,
@@ -32,12 +34,15 @@ from ffncompress.models.loading import (
     quiet_bars,
 )
 from ffncompress.models.sources import EMBEDDED, ModelSource, find_model
+from ffncompress.models.streaming import is_streamed, shelved
 from ffncompress.models.tasks import task_of
 
 __all__ = [
+    "DEFAULT_CONTEXT",
     "EMBEDDED",
     "Block",
     "Ffns",
+    "Footprint",
     "Layout",
     "ModelSource",
     "context_of",
@@ -53,6 +58,7 @@ __all__ = [
     "inner_matrices",
     "install_",
     "installed",
+    "is_streamed",
     "load_config",
     "load_model",
     "load_random",
@@ -64,6 +70,8 @@ __all__ = [
     "out_projection",
     "quiet_bars",
     "settled_parameters",
+    "shelved",
+    "standing_in",
     "supported",
     "task_of",
     "width_key",

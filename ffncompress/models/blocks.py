@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffncompress.modeling_ffncompress import InlineFFN, inline_names, of_words, put
 from ffncompress.models.families import Layout
+from ffncompress.models.streaming import loaded, shelved, weight_of
 from ffncompress.type_aliases import Config
 
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "ffn_intermediate_size")
@@ -59,21 +60,29 @@ class Block:
         return f"{self.path}.{self.layout.out}"
 
 
-def ffn_of(model: nn.Module, block: Block) -> nn.Module:
-    """The FFN as a module: its own, or its parts together."""
+def ffn_of(model: nn.Module, block: Block, *, whole: bool = True) -> nn.Module:
+    """The FFN as a module: its own, or its parts together.
+
+    Args:
+        model: the model.
+        block: which FFN.
+        whole: with its weights in memory: of a streamed model a copy; otherwise one that can only be run.
+    """
     module = model.get_submodule(block.path)
     layout = block.layout
-    if layout.activation is None:
-        return module
-    names = inline_names(layout.inner[0], layout.activation, layout.out)
-    return InlineFFN(names, map(module.get_submodule, names))
+    if layout.activation is not None:
+        names = inline_names(layout.inner[0], layout.activation, layout.out)
+        module = InlineFFN(names, map(module.get_submodule, names))
+    return loaded(module) if whole else module
 
 
 def install_(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
     """Put modules at their paths, on the device and in the dtype of what stood there."""
     for path, module in modules.items():
         like = next(model.get_submodule(path).parameters())
-        put(model, path, module.to(device=like.device, dtype=like.dtype))
+        is_cast = any(each.dtype != like.dtype for each in module.parameters())
+        module = module.to(device=like.device, dtype=like.dtype)
+        put(model, path, shelved(module, model) if is_cast else module)
     return model
 
 
@@ -117,15 +126,15 @@ def count_parameters(model: nn.Module) -> int:
 
 def oriented(projection: nn.Module) -> Tensor:
     """The weight of a projection as [out, in], whichever way it is stored."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
+    weight = weight_of(projection, "weight")
+    assert weight is not None
     return weight.T if isinstance(projection, Conv1D) else weight
 
 
 def out_projection(model: nn.Module, block: Block) -> tuple[Tensor, Tensor | None]:
     """(weight [d_inner, d_out], bias) of an FFN's output projection."""
     projection = model.get_submodule(block.out_path)
-    bias: Tensor | None = getattr(projection, "bias", None)
+    bias = weight_of(projection, "bias")
     return oriented(projection).T.detach(), None if bias is None else bias.detach()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,6 +24,25 @@ def on_rows(module: nn.Module, x: Tensor) -> Tensor:
     """What an FFN makes of rows, [rows, d]; some families want a batch and a length."""
     y: Tensor = module(x[None])[0]
     return y
+
+
+@contextmanager
+def standing_in(modules: list[nn.Module], run: Callable[..., LayerOutput]) -> Iterator[None]:
+    """Within, a function runs in place of these modules.
+
+    Only `forward` is set aside, on the instance: a loop over layers may read their other attributes.
+    """
+    before = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.__dict__["forward"] = run
+    try:
+        yield
+    finally:
+        for module, forward in zip(modules, before, strict=True):
+            if forward is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward
 
 
 @cache

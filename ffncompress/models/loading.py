@@ -6,22 +6,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
 from ffncompress.modeling_ffncompress import METHOD, of_words
 from ffncompress.models.sources import ModelSource
+from ffncompress.models.streaming import check_finite, offloaded, stream_
 from ffncompress.models.tasks import auto_class
 from ffncompress.sanitize import in_short, parse_json
 from ffncompress.type_aliases import Config, DeviceMap, Model, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_CONTEXT = 512
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_model(source: ModelSource, *, dtype: str = "auto", device_map: DeviceMap = None) -> Model:
-    """The model in evaluation mode. "auto" keeps the dtype that the weights are stored in.
+def load_model(
+    source: ModelSource, *, dtype: str = "auto", device_map: DeviceMap = None, stream: bool = False
+) -> Model:
+    """The model in evaluation mode.
+
+    Args:
+        source: where it lies.
+        dtype: what it is computed with; "auto" keeps what the weights are stored in.
+        device_map: where it is put.
+        stream: leave its weights in their files, and read each when it is used.
 
     Raises:
         ModelError: it cannot be loaded, or not whole.
@@ -33,6 +45,10 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: DeviceMa
         raise ModelError(f"{dtype}: unknown dtype; one of {', '.join(_DTYPES)}")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "device_map": device_map}
     if source.gguf_file:
+        if stream:
+            raise ModelError(
+                f"{source.name}: a .gguf file is read whole; give a folder of safetensors, or pass --no-stream"
+            )
         if find_spec("gguf") is None:
             raise ModelError("reading a .gguf file needs the gguf package; install it: pip install 'ffncompress[gguf]'")
         from transformers import GgufConfig
@@ -46,7 +62,7 @@ def load_model(source: ModelSource, *, dtype: str = "auto", device_map: DeviceMa
     method = _quantised_by(source)
     quantised = f"its weights are quantised ({method}); start from the model as it was before: it is " if method else ""
     with _explained(source, f"{quantised}not loadable as a language model"):
-        model = load_whole(source.directory, source.name, **options)
+        model = load_whole(source.directory, source.name, stream=stream, **options)
     return _dequantised(model, source).eval()
 
 
@@ -88,8 +104,8 @@ def _dequantised(model: Model, source: ModelSource) -> Model:
     return model
 
 
-def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
-    """A model with the head that its config names, all of it.
+def load_whole(directory: str | Path, name: str, *, stream: bool = False, **options: Any) -> Model:
+    """A model with the head that its config names, all of it; streamed, its weights stay in their files.
 
     transformers fills what is missing with random numbers, and says so in a warning that nobody sees.
 
@@ -100,6 +116,8 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
     kind = auto_class(_stated(Path(directory)))
     if "gguf_file" not in options:
         _check_depth(Path(directory), name)
+    device = _one_device(options.get("device_map"))
+    options |= offloaded() if stream else {}
     with quiet_bars():
         loaded: Model = kind.from_pretrained(directory, output_loading_info=True, **options)
     model, info = loaded
@@ -112,6 +130,9 @@ def load_whole(directory: str | Path, name: str, **options: Any) -> Model:
             "get the model again, whole"
         )
     _check_own_type(model, _stated(Path(directory)), kind, name)
+    if stream:
+        check_finite(stream_(model, options["offload_folder"], device), name)
+        return model
     for key, value in model.named_parameters():
         if not value.is_meta and not value.isfinite().all():
             raise NumericsError(f"{name}: {key} is NaN or infinite in places; check the model's weights")
@@ -130,6 +151,15 @@ def _check_own_type(model: Model, stated: dict[str, Any], kind: Any, name: str) 
             f"{name}: of a {stated['model_type']} model transformers takes the part for text ({own}), and has no class "
             "that loads a checkpoint of that part alone; give a model for text"
         )
+
+
+def _one_device(device_map: DeviceMap) -> torch.device:
+    """Where a streamed model computes: on the device that it would be on, or the first of several."""
+    import torch
+
+    if isinstance(device_map, dict):
+        return torch.device(next(iter(device_map.values()), "cpu"))
+    return torch.device("cuda" if device_map == "auto" and torch.cuda.is_available() else "cpu")
 
 
 def _check_depth(directory: Path, name: str) -> None:

@@ -13,7 +13,7 @@ const change = ([before, after]) => percent(after / before - 1);
     [`${percent(first.relative, 2)}${within(first)}`, `${data.measure}, 95 % interval; lower is better`],
     [change(sizes.whole_model), "parameters of the whole model"],
     [change(sizes.bytes_on_disk), "bytes of weights on disk"],
-    [`${num(speed.ratio, 2)}x`, `as fast as the base, ${speed.device}`],
+    ...(speed ? [[`${num(speed.ratio, 2)}x`, `as fast as the base, ${speed.device}`]] : []),
   ]));
   if (data.next.length) summary.append(make("p", {}, "Next, where the checkpoint lies:"), commandOf(data.next, 1));
 })();
@@ -76,6 +76,7 @@ function compared(host, rows) {
 })();
 
 (function pace() {
+  if (!speed) { section("How fast it is", `${data.untimed}.`, "speed"); return; }
   const host = section("How fast it is", `Tokens a second on ${speed.device}: of prompts that are read at once (prefill), and of going on from one, a token at a time (decode). The median of ${speed.repeats} timings of each model, in turns; in brackets, the least and the greatest ratio. Beside it is the ratio of the FLOPs, which bound prefill, or of the bytes of weights that a token reads, which bound decode. Another machine, another figure. Weights of sha256 ${data.weights_sha256.slice(0, 16)}.`, "speed");
   compared(host, data.paces.map(({ what, values, measured, expected }) => ({ name: what, values, changed: expected ? `${measured}, ${expected}` : measured, show: (v) => count(Math.round(v)) })));
 })();

@@ -8,7 +8,7 @@ from ffncompress.budgets import Limit
 from ffncompress.errors import BudgetError
 from ffncompress.pages.page import Words, asset, render_page
 from ffncompress.records.gate import GateResult, TextResult
-from ffncompress.records.task import MEASURES
+from ffncompress.records.task import MEASURES, UNTIMED
 from ffncompress.type_aliases import Json
 
 FOLDER = "{folder}"  # in a command: the checkpoint, above the folder that the page lies in
@@ -27,7 +27,7 @@ def render_gate(result: GateResult) -> str:
 
 
 def _shown(result: GateResult) -> Json:
-    content: Json = result.model_dump(mode="json", exclude={"base_model"})
+    content: Json = result.model_dump(mode="json", exclude={"base_model"}) | {"untimed": UNTIMED}
     return {
         **content,
         "measure": MEASURES[result.task],

@@ -14,15 +14,13 @@ from ffncompress.runtime.workers import Workers
 from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Hook, LayerOutput
 
-BATCH_TOKENS = 1024
-
 
 def own_batches(windows: TokenWindows, workers: Workers) -> list[tuple[Tensor, Tensor]]:
-    """This process's batches of about BATCH_TOKENS in windows of one length: (their indices, the batch).
+    """This process's batches of about `workers.batch_tokens` in windows of one length: (their indices, the batch).
 
     Whole batches are dealt out, so what is multiplied together does not depend on how many processes there are.
     """
-    batches = Windows.of(windows).batches(BATCH_TOKENS)
+    batches = Windows.of(windows).batches(workers.batch_tokens)
     own = (batches[i] for i in workers.share(len(batches)).tolist())
     return [(at, batch.to(workers.device)) for at, batch in own]
 

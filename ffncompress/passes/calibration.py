@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from ffncompress.errors import NumericsError, TextError
-from ffncompress.models import Block, forward, oriented, out_projection
+from ffncompress.models import Block, oriented, out_projection
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
+from ffncompress.passes.walking import Walk
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
@@ -69,6 +70,7 @@ def collect_moments(
     *,
     inner: bool = True,
     key: StageKey | None = None,
+    steps: Walk | None = None,
 ) -> list[BlockMoments]:
     """Run the decoder once over all windows and return each block's moments, summed over processes.
 
@@ -80,6 +82,7 @@ def collect_moments(
         run: the processes that share the windows.
         inner: also the inner activations; without them, only linear maps can be fitted.
         key: by which sums are kept on the way, so that a killed run goes on from them.
+        steps: from one group of blocks to the next; none: the whole model runs.
 
     Raises:
         NumericsError: a block's activations are not finite.
@@ -87,13 +90,13 @@ def collect_moments(
     moments = [BlockMoments.zeros(block, _device_of(model, block), inner=inner) for block in blocks]
     batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
-    decoder = model.base_model  # without the head: no logits are needed
+    steps = steps or Walk(model, blocks, None)
     role = {"held_out": False}
     sums = [tensor for each in moments for part in each.all() for tensor in part.tensors()]
     with hooked(model, _moment_hooks(blocks, moments, role)):
-        for batch, held_out in run.loop(batches, sums, "scoring blocks", key):
+        for at, (batch, held_out) in run.loop([*enumerate(batches)], sums, "scoring blocks", key):
             role["held_out"] = held_out
-            forward(decoder, batch)
+            steps.forward(blocks, at, batch)
     for block, each in zip(blocks, moments, strict=True):
         for part in each.all():
             run.workers.sum_(part.tensors())

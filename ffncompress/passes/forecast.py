@@ -20,22 +20,24 @@ and ranks. (Relative to the stream, |s|^2 g g', it would belong to the few token
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError, NumericsError
-from ffncompress.models import Block
+from ffncompress.models import Block, first_tensor, forward, is_streamed
 from ffncompress.passes.activations import Rows, flat, gains, hooked, own_batches, pulled_back, row_hooks
+from ffncompress.passes.handing import handing_on, kept_from
 from ffncompress.passes.objective import objective_of
+from ffncompress.passes.walking import layers_of, run_layers, with_leaf
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.recovery.neurons import Fit
 from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
+from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Hook, Model
 
@@ -56,10 +58,9 @@ def predict_losses(
     sums = [total for each in totals for total in each.values()]
     halving = Halving()
     for at, batch, draw in run.loop(_drawn_batches(model, windows, run), sums, "predicting costs", key):
-        for taken, count in halving(partial(_gradients, model, blocks, seed, draw), at, batch):
-            for felt, each, total in zip(taken, maps, totals, strict=True):
-                for name, fit in each.items():
-                    total[name] += objective.expected(steps_of(fit, felt), count).cpu()
+        for i, felt, count in felt_by_block(model, blocks, at, batch, halving, seed, draw):
+            for name, fit in maps[i].items():
+                totals[i][name] += objective.expected(steps_of(fit, felt), count).cpu()
     run.workers.sum_(sums)
     count = objective.draws * objective.count(windows)
     return [{name: total / count for name, total in each.items()} for each in totals]
@@ -71,10 +72,9 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
     metrics = [torch.zeros(block.d_out, block.d_out, dtype=torch.float64) for block in blocks]
     halving = Halving()
     for at, batch, draw in run.progress(_drawn_batches(model, windows, run), "asking what the loss feels"):
-        for taken, _ in halving(partial(_gradients, model, blocks, seed, draw), at, batch):
-            for metric, felt in zip(metrics, taken, strict=True):
-                gradient = felt.gradient.double()
-                metric += (gradient.T @ gradient).cpu()
+        for i, felt, _ in felt_by_block(model, blocks, at, batch, halving, seed, draw):
+            gradient = felt.gradient.double()
+            metrics[i] += (gradient.T @ gradient).cpu()
     run.workers.sum_(metrics)
     for block, metric in zip(blocks, metrics, strict=True):
         if not metric.isfinite().all():
@@ -90,13 +90,6 @@ def _drawn_batches(model: Model, windows: TokenWindows, run: Run) -> list[tuple[
     """This process's batches, each as often as labels are drawn."""
     draws = range(objective_of(model).draws)
     return [(at, batch, draw) for at, batch in own_batches(windows, run.workers) for draw in draws]
-
-
-def _gradients(
-    model: Model, blocks: list[Block], seed: int, draw: int, at: Tensor, batch: Tensor
-) -> tuple[list[Felt], int]:
-    """`gradients` of some windows, and how many they are."""
-    return gradients(model, blocks, batch, label_seeds(at, seed, draw)), len(batch)
 
 
 def label_seeds(at: Tensor, seed: int, draw: int = 0) -> list[int]:
@@ -175,8 +168,69 @@ def _step(ge: Tensor, se: Tensor, ee: Tensor, felt: Felt) -> Tensor:
     return (gs + ge) * (ss / after).sqrt() - gs
 
 
+def felt_by_block(
+    model: Model,
+    blocks: list[Block],
+    at: Tensor,
+    batch: Tensor,
+    halving: Halving,
+    seed: int = 0,
+    draw: int = 0,
+) -> Iterator[tuple[int, Felt, int]]:
+    """(a block, what the loss feels in it, in how many windows), block by block; of a streamed model the last first."""
+    if is_streamed(model):
+        for i, felt in _layer_by_layer(model, blocks, batch, label_seeds(at, seed, draw)):
+            yield i, felt, len(batch)
+        return
+
+    def taken(at: Tensor, batch: Tensor) -> tuple[list[Felt], int]:
+        return gradients(model, blocks, batch, label_seeds(at, seed, draw)), len(batch)
+
+    for found, count in halving(taken, at, batch):
+        for i, felt in enumerate(found):
+            yield i, felt, count
+
+
 def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]) -> list[Felt]:
-    """The rows of every block, and what the loss feels of errors in them.
+    """The rows of every block, and what the loss feels of errors in them, from one backward pass."""
+    return _felt_during(lambda: _back_from_loss(model, batch, seeds), model, blocks)
+
+
+def _layer_by_layer(
+    model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[int]
+) -> Iterator[tuple[int, Felt]]:
+    """The same with one layer's weights and activations in memory: each is run again on the state that entered it."""
+    layers, places = layers_of(model, blocks)
+    with spool() as folder:
+        states = [folder / f"{i}.pt" for i in range(len(blocks))]
+        files = iter(states)
+        with torch.no_grad(), kept_from([layers[at] for at in places], lambda state: torch.save(state, next(files))):
+            forward(model.base_model, batch)
+        state, leaf = with_leaf(torch.load(states[-1], weights_only=True))
+        with handing_on(layers[: places[-1] + 1], lambda: state), torch.enable_grad():
+            _back_from_loss(model, batch, seeds)
+        for i, block in reversed([*enumerate(blocks)]):
+            gradient, start, before = leaf.grad, 0, None
+            if i:
+                start = places[i - 1] + 1
+                before, leaf = with_leaf(torch.load(states[i - 1], weights_only=True))
+
+            def back() -> None:
+                output = first_tensor(run_layers(model, layers, slice(start, places[i] + 1), batch, before)[0])  # noqa: B023
+                if gradient is not None:  # noqa: B023
+                    output.backward(gradient)  # type: ignore[no-untyped-call]  # noqa: B023
+
+            yield i, _felt_during(back, model, [block])[0]
+
+
+def _back_from_loss(model: Model, batch: Tensor, seeds: Sequence[int]) -> None:
+    loss = objective_of(model).drawn(model, batch, seeds)
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _felt_during(back: Callable[[], None], model: Model, blocks: list[Block]) -> list[Felt]:
+    """What is felt in blocks while something runs forward and backward.
 
     A zero is added to each FFN's output, and to what a norm behind it makes of that: the gradient with respect to it is
     that of the output, or of the stream.
@@ -195,9 +249,7 @@ def gradients(model: Model, blocks: list[Block], batch: Tensor, seeds: Sequence[
     places = [[b.out_path, *([b.after_path] if b.after_path else [])] for b in blocks]
     hooks += [(path, probe(at)) for at, own in enumerate(places) for path in own]
     with hooked(model, hooks), torch.enable_grad():
-        loss = objective_of(model).drawn(model, batch, seeds)
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+        back()
     if any(probe.grad is None for own in probes for probe in own):
         raise ModelError(
             f"{model.config.model_type}: the loss of this model has no gradient that reaches its FFNs (its layers run "

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from ffncompress.models import standing_in
 from ffncompress.type_aliases import LayerOutput
 
 Handed: TypeAlias = tuple[LayerOutput, list[dict[Any, Any]]]  # plain, as it goes to disk: an output, and mappings
@@ -33,10 +34,7 @@ def kept_from(layers: list[nn.Module], keep: Callable[[Handed], object]) -> Iter
 
 @contextmanager
 def handing_on(layers: list[nn.Module], handed: Callable[[], Handed]) -> Iterator[None]:
-    """Within, these layers hand on what was kept instead of running.
-
-    Only `forward` is set aside, on the instance: the loop over layers may read their other attributes.
-    """
+    """Within, these layers hand on what was kept instead of running."""
 
     def hand_on(*args: object, **kwargs: object) -> LayerOutput:
         output, shared = handed()
@@ -44,17 +42,8 @@ def handing_on(layers: list[nn.Module], handed: Callable[[], Handed]) -> Iterato
             mapping.update(entries)
         return output
 
-    before = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        layer.__dict__["forward"] = hand_on
-    try:
+    with standing_in(layers, hand_on):
         yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.__dict__["forward"]
-            else:
-                layer.__dict__["forward"] = forward
 
 
 def _mappings(args: tuple[object, ...], kwargs: dict[str, object]) -> list[MutableMapping[Any, Any]]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ffncompress.errors import ModelError
 from ffncompress.models import forward, task_of
+from ffncompress.passes.heads import Part, each_part, summed
 from ffncompress.records.task import Task
 from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import LayerOutput, Model, Tokenizer
@@ -97,14 +98,11 @@ class Causal:
 
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """The mean loss of each window."""
-        logits = forward(model, batch).logits[:, :-1]
-        targets = batch[:, 1:].to(logits.device)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).double().mean(1).cpu()
+        return _mean_losses(model, batch, slice(-1), batch[:, 1:])
 
     def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
         """The sum of all losses, labels drawn."""
-        return _drawn_loss(forward(model, batch).logits[:, :-1].float(), seeds)
+        return summed(model, batch, slice(-1), _Drawn(seeds))
 
     def count(self, windows: TokenWindows) -> int:
         """A loss for each token, but for the first of a window, which is a rounding."""
@@ -140,15 +138,12 @@ class Masked:
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """The mean loss of each window."""
         hidden, at = self._hidden(batch)
-        logits = forward(model, hidden).logits[:, at].float()
-        targets = batch[:, at].to(logits.device)
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).double().mean(1).cpu()
+        return _mean_losses(model, hidden, at, batch[:, at])
 
     def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
         """The sum of all losses, labels drawn."""
         hidden, at = self._hidden(batch)
-        return _drawn_loss(forward(model, hidden).logits[:, at].float(), seeds)
+        return summed(model, hidden, at, _Drawn(seeds))
 
     def count(self, windows: TokenWindows) -> int:
         """A loss for each hidden token."""
@@ -214,12 +209,24 @@ def _divergence(ours: LayerOutput, original: Model, batch: Tensor) -> Tensor:
     return F.kl_div(ours.logits.flatten(0, 1).log_softmax(-1), target, log_target=True, reduction="batchmean")
 
 
-def _drawn_loss(logits: Tensor, seeds: Sequence[int]) -> Tensor:
-    """The loss of labels drawn from the predictions themselves."""
-    chances = logits.detach().softmax(-1).cpu()
-    rows = [
-        torch.multinomial(row, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
-        for row, seed in zip(chances, seeds, strict=True)
-    ]
-    labels = torch.stack(rows).to(logits.device)
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+def _mean_losses(model: Model, batch: Tensor, at: slice, targets: Tensor) -> Tensor:
+    """The mean loss of each window, [batch], float64 in main memory."""
+    losses = torch.zeros(targets.shape, dtype=torch.float64)
+    for part, logits in each_part(model, batch, at):
+        wanted = targets[part].to(logits.device)
+        found = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+        losses[part] = found.view(wanted.shape).double().cpu()
+    return losses.mean(1)
+
+
+class _Drawn:
+    """The loss of labels drawn from the predictions themselves, a seed for each window."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, part: Part, logits: Tensor) -> Tensor:
+        chances = logits.detach().softmax(-1).cpu()
+        drawn = zip(chances, self._generators[part[0]], strict=True)
+        labels = torch.stack([torch.multinomial(row, 1, generator=own).squeeze(1) for row, own in drawn])
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten().to(logits.device), reduction="sum")

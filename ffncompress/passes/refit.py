@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows
+from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, shelved
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
@@ -120,7 +120,7 @@ def refit(
                     added = model.get_submodule(block.after_path)(y) if block.after_path else y
                     output = _with_stream(states.get("slimmed", at), before + block.scale * added)
                 states.put("slimmed", at, output)
-            made[block.index] = module.float().cpu()
+            made[block.index] = shelved(module.float().cpu(), model)
     return made
 
 

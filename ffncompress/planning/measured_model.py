@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ffncompress.budgets import Limit, Use
-from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed
+from ffncompress.models import Block, ModelSource, count_parameters, ffn_of, installed, shelved
 from ffncompress.passes.doubts import doubt_of_slimmed, refuse
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.planning.latency import time_blocks
@@ -53,10 +53,14 @@ class MeasuredModel:
     def modules(self, choice: Choice) -> dict[int, nn.Module]:
         """The replacements of a choice, as fitted on the original model's activations."""
         return {
-            i: build_replacement(block, ffn_of(self.model, block), option.shape, fitted.maps[fit_name(option)])
+            i: self._module(block, option, fitted)
             for i, (block, option, fitted) in enumerate(zip(self.blocks, choice, self.fitted, strict=True))
             if option is not None
         }
+
+    def _module(self, block: Block, option: Option, fitted: Fitted) -> nn.Module:
+        ffn = ffn_of(self.model, block)
+        return shelved(build_replacement(block, ffn, option.shape, fitted.maps[fit_name(option)]), self.model)
 
     def check(self, choice: Choice, settings: PlanSettings, modules: dict[int, nn.Module] | None = None) -> JointCheck:
         """Replace some blocks together and measure."""

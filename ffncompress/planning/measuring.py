@@ -9,16 +9,20 @@ from functools import partial
 from torch import Tensor
 
 from ffncompress.budgets import Budget
+from ffncompress.errors import BudgetError
 from ffncompress.models import (
     Block,
     Ffns,
+    Footprint,
     ModelSource,
     context_of,
     embedding_rows,
     ffn_of,
     find_ffns,
+    is_streamed,
     load_model,
     load_tokenizer,
+    shelved,
 )
 from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
@@ -27,6 +31,7 @@ from ffncompress.passes.losses import perplexity, sequence_losses
 from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length
 from ffncompress.passes.swaps import SequenceErrors, measure_errors, measure_swaps
+from ffncompress.passes.walking import Walk, walk
 from ffncompress.planning.common_width import width_within_size
 from ffncompress.planning.measured_model import MeasuredModel
 from ffncompress.planning.menus import make_menu, score_block, score_swap
@@ -61,6 +66,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     model, ffns, corpus, terms = _load(source, settings, run)
     blocks = ffns.blocks
     stages = run.stages
+    stages.mapped = is_streamed(model)
     if stages.folder is not None:
         stages.facts = _facts(source, model, corpus, settings, terms)
     stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
@@ -75,7 +81,8 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
 
     few = corpus.fit.up_to(GRADIENT_TOKENS)
     metrics = stages.keep("metrics", {}, lambda: loss_metrics(model, blocks, few, run, settings.seed))
-    fitted, moments = _fit_blocks(model, blocks, corpus, metrics, settings, run, terms.offer)
+    with walk(model, blocks, kept=is_streamed(model)) as steps:
+        fitted, moments = _fit_blocks(model, blocks, corpus, metrics, settings, run, terms.offer, steps)
     errors = stages.keep(
         "errors", {}, lambda: measure_errors(model, blocks, [each.plain for each in fitted], corpus.choose, run)
     )
@@ -117,7 +124,11 @@ def _load(source: ModelSource, settings: PlanSettings, run: Run) -> tuple[Model,
     """The model, its blocks, and its text in windows; whatever cannot serve is said before anything is measured."""
     with step(run.progress, "loading the model"):
         dtype, device_map = run.workers.dtype(settings.dtype), run.workers.device_map
-        model, tokenizer = load_model(source, dtype=dtype, device_map=device_map), load_tokenizer(source)
+        stream = run.workers.streams(*Footprint.of(source, dtype))
+        if stream and settings.target_speed:
+            raise BudgetError("--target-speed: a model that is read from disk has the disk's speed; give a --budget")
+        model = load_model(source, dtype=dtype, device_map=device_map, stream=stream)
+        tokenizer = load_tokenizer(source)
     ffns = find_ffns(model)
     blocks = ffns.blocks
     set_objective_(model, tokenizer)
@@ -144,6 +155,7 @@ def _fit_blocks(
     settings: PlanSettings,
     run: Run,
     offer: Offer,
+    steps: Walk,
 ) -> tuple[list[Fitted], dict[str, Tensor] | None]:
     """The fits of every block from one pass over the text, and the moments by name where they are to be kept.
 
@@ -151,14 +163,14 @@ def _fit_blocks(
     """
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
-    for group in group_by_memory(blocks):
+    for group in group_by_memory(blocks, run.workers.memory.for_moments):
         known = [run.stages.find("fits", {"block": block.index}) for block in group]
         if None not in known and not settings.keep_moments:
             fitted += known
             continue
         key = StageKey("moments", {"blocks": [block.index for block in group]})
         moments: list[BlockMoments | None] = [
-            *collect_moments(model, group, corpus.fit, corpus.choose, run, key=key)
+            *collect_moments(model, group, corpus.fit, corpus.choose, run, key=key, steps=steps)
         ]  # fmt: skip
         for block, own in zip(group, moments, strict=True):
             assert own is not None
@@ -193,7 +205,7 @@ def _try_swaps(
         for b, options in zip(blocks, menus, strict=True)
     ]
     variants = [
-        build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)])
+        shelved(build_replacement(b, ffn_of(model, b), o.shape, f.maps[fit_name(o)]), model)
         for b, f, o in zip(blocks, fitted, tried, strict=True)
     ]
     windows = corpus.choose.up_to(SWAP_TOKENS, least=2)

@@ -44,7 +44,7 @@ def cross_feed(
     feeds = []
     for block, source, own, target in pairs:
         sets = [[Moments.zeros(own.d_in, own.d_out, full_yy=False) for _ in range(2)] for _ in range(2)]
-        feeds.append((block, ffn_of(taker, own), sets, source, matching(source, target), target.mean))
+        feeds.append((block, ffn_of(taker, own, whole=False), sets, source, matching(source, target), target.mean))
     for held_out, windows in enumerate((corpus.fit, corpus.choose)):
         for _, batch in run.progress(own_batches(windows, run.workers), "cross-feeding"):
             hooks = [hook for feed in feeds for hook in row_hooks(feed[0], _feeder(held_out, *feed[1:]))]

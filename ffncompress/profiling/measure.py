@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffncompress import recovery
-from ffncompress.models import Block, ffn_of
+from ffncompress.models import Block, ffn_of, is_streamed, shelved
 from ffncompress.passes.calibration import collect_moments, group_by_memory
 from ffncompress.passes.losses import delta_perplexity, mean_and_error, perplexity
 from ffncompress.passes.swaps import measure_base, measure_swaps
+from ffncompress.passes.walking import walk
 from ffncompress.profiling.records import BlockScores, Regime, Swapped
 from ffncompress.recovery import LinearFit
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import linear_scores, whole_map
 from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import on_disk
 from ffncompress.text.corpus import Corpus
 from ffncompress.text.windows import Windows
 from ffncompress.type_aliases import Model
@@ -55,25 +57,27 @@ def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) 
     """The scores of every block, its linear map, and the model's perplexity on the held-out windows."""
     found: list[dict[str, object]] = []
     linear: list[Linear] = []
-    for group in group_by_memory(blocks, inner=False):
-        moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False)
-        for block in run.progress(group, "fitting linear maps"):
-            own = moments.pop(0)
-            plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
-            by_rank, scores = linear_scores(block, own, plain, stream)
-            covariance = own.fit.covariance_x()
-            features = recovery.feature_r2(plain, own.held_out)
-            outputs = recovery.spectrum_of(own.held_out.covariance_y())
-            more = {
-                "r2_by_rank": by_rank.tolist(),
-                "r2_quantiles": {f"{100 * q:g}%": features.quantile(q).item() for q in QUANTILES},
-                "participation_input": recovery.participation_ratio(recovery.spectrum_of(covariance)),
-                "participation_output": recovery.participation_ratio(outputs),
-                "participation_map": recovery.participation_ratio(plain.energies),
-                "dynamic_range": recovery.dynamic_range(covariance),
-            }
-            found.append(scores | more)
-            linear.append(Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu()))
+    with walk(model, blocks, kept=is_streamed(model)) as steps:
+        for group in group_by_memory(blocks, run.workers.memory.for_moments, inner=False):
+            moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False, steps=steps)
+            for block in run.progress(group, "fitting linear maps"):
+                own = moments.pop(0)
+                plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
+                by_rank, scores = linear_scores(block, own, plain, stream)
+                covariance = own.fit.covariance_x()
+                features = recovery.feature_r2(plain, own.held_out)
+                outputs = recovery.spectrum_of(own.held_out.covariance_y())
+                more = {
+                    "r2_by_rank": by_rank.tolist(),
+                    "r2_quantiles": {f"{100 * q:g}%": features.quantile(q).item() for q in QUANTILES},
+                    "participation_input": recovery.participation_ratio(recovery.spectrum_of(covariance)),
+                    "participation_output": recovery.participation_ratio(outputs),
+                    "participation_map": recovery.participation_ratio(plain.energies),
+                    "dynamic_range": recovery.dynamic_range(covariance),
+                }
+                found.append(scores | more)
+                maps = Linear(plain.cpu(), own.fit.means[0].cpu(), covariance.cpu())
+                linear.append(on_disk(maps, Linear, LinearFit) if is_streamed(model) else maps)
     losses, errors = measure_base(model, blocks, [each.fit for each in linear], corpus.choose, run)
     bars = [recovery.r2_interval(e.squared_errors, e.rows, e.sums, e.squares) for e in errors]
     complete = [
@@ -108,7 +112,7 @@ def swap_linear(
     """Each FFN replaced by its linear map, alone: the perplexity that this adds to the base."""
     windows = windows.up_to(SWAP_TOKENS, least=2)
     maps = [
-        build_replacement(block, ffn_of(model, block), whole_map(block), each.fit)
+        shelved(build_replacement(block, ffn_of(model, block), whole_map(block), each.fit), model)
         for block, each in zip(blocks, linear, strict=True)
     ]
     found = []

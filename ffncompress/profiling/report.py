@@ -45,7 +45,8 @@ def write_report(
 ) -> Study:
     """Make a study, or go on with one, and write its folder; of several processes, the first writes."""
     inputs = [*(name for name in models if name != EMBEDDED), *settings.data, *settings.revisions]
-    workers, partial = Workers(settings.device), working_folder(check_place(output, inputs))
+    workers = Workers(settings.device, settings.memory, settings.stream)
+    partial = working_folder(check_place(output, inputs))
     with ExitStack() as claims:
         target = Path(output)
         if workers.is_main:

@@ -37,6 +37,7 @@ class Session:
             "reading": self.corpus.choose_text[0].reading,
             "window_seed": self.settings.seed,
             "dtype": self.settings.dtype,
+            "streamed": subject.is_streamed,
         }
         self._linear: list[Linear] | None = None
 

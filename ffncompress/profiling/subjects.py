@@ -12,6 +12,7 @@ import torch
 from ffncompress.errors import FfncompressError
 from ffncompress.models import (
     Block,
+    Footprint,
     ModelSource,
     find_blocks,
     find_model,
@@ -21,7 +22,6 @@ from ffncompress.models import (
     load_random,
     load_tokenizer,
 )
-from ffncompress.passes.activations import BATCH_TOKENS
 from ffncompress.passes.calibration import check_enough_rows
 from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length
@@ -73,8 +73,15 @@ class Subject:
             if self.variant == RANDOM:
                 model = load_random(self.source, seed=self.settings.seed, dtype=dtype).to(self.run.workers.device)
             else:
-                model = load_model(self.source, dtype=dtype, device_map=where)
+                model = load_model(self.source, dtype=dtype, device_map=where, stream=self.is_streamed)
             return set_objective_(model, self.tokenizer)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its weights stay on disk; told from its files, for stages depend on it that need no model."""
+        if self.variant == RANDOM:
+            return False
+        return self.run.workers.streams(*Footprint.of(self.source, self.run.workers.dtype(self.settings.dtype)))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -126,7 +133,9 @@ class Subject:
         corpus = self.corpus(text)
         check_ids(self.model, Windows.cat([corpus.fit, corpus.choose]))
         check_enough_rows(self.blocks, corpus.fit.numel())
-        some = corpus.fit.batches(BATCH_TOKENS)[: FORWARD_BATCHES + 1]  # a process may have none of its own
+        some = corpus.fit.batches(self.run.workers.batch_tokens)[
+            : FORWARD_BATCHES + 1
+        ]  # a process may have none of its own
         batches = [batch.to(self.run.workers.device) for _, batch in some]
         forward(self.model, batches[0])
         timed = batches[1:] or batches

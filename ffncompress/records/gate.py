@@ -184,7 +184,7 @@ class GateResult(Record):
     main: TextResult
     also: list[TextResult]
     sizes: Sizes
-    speed: Speed
+    speed: Speed | None  # none: see UNTIMED
     prompt: str
     continuation_base: str
     continuation_slimmed: str
@@ -203,7 +203,9 @@ class GateResult(Record):
 
     @property
     def paces(self) -> list[Pace]:
-        """How fast both are in each use; older results knew one alone."""
+        """How fast both are in each use, where that was measured; older results knew one alone."""
+        if self.speed is None:
+            return []
         old = {name: getattr(self.speed, name) for name in ("batch", "base", "slimmed", "ratio")}
         return self.speed.paces or [Pace(of="prefill", dtype=self.dtype, **old)]
 

@@ -15,3 +15,4 @@ AUTO_CLASSES: dict[Task, str] = {  # transformers' own, that loads such a model
     "masked": "AutoModelForMaskedLM",
     "embedding": "AutoModel",
 }
+UNTIMED = "speed was not measured: weights were read from disk while the models ran"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ class Stages:
         self.folder = folder
         self.facts: Facts = {}  # what every result depends on
         self.records: list[Any] = []  # dataclasses of tensors that results may be made of
+        self.mapped = False  # whether tensors stay in their files, where memory is for other things
         self.seconds = 0.0  # that the last stage took, whenever it was
         self._workers = workers
         self._pending: dict[Path, Any] = {}
@@ -103,15 +105,22 @@ class Stages:
 
     def find(self, name: str, facts: Facts) -> Any:
         """What a stage with tensors found when it was finished, or none."""
-        return None if self.folder is None else self._shared(lambda: self._load(self._file(name, facts, "pt")))
+        return (
+            None
+            if self.folder is None
+            else self._shared(lambda: self._load(self._file(name, facts, "pt"), mapped=self.mapped))
+        )
 
     def put(self, name: str, facts: Facts, result: T) -> T:
-        """Keep what a stage with tensors found; it is written when that is worth it."""
+        """Keep what a stage with tensors found; it is written when that is worth it, or at once to stay there."""
         if self._writes:
             self._pending[self._file(name, facts, "pt")] = result
-            if self._due(self._pending):
+            if self.mapped or self._due(self._pending):
                 self.flush()
-        return result
+        if not self.mapped:
+            return result
+        found: T | None = self.find(name, facts)
+        return result if found is None else found
 
     def flush(self) -> None:
         """Write what is still to be written."""
@@ -204,7 +213,27 @@ class Stages:
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "processes": 1 if self._workers is None else self._workers.count,
             "device": None if self._workers is None else str(self._workers.device),
+            "batch": None if self._workers is None else self._workers.batch_tokens,
         }
+
+
+def on_disk(value: T, *records: type) -> T:
+    """The same value, its tensors mapped from a file without a name: memory holds what is looked at.
+
+    Args:
+        value: tensors, or records, lists and mappings of them.
+        records: the classes of records in it.
+    """
+    handle, name = tempfile.mkstemp(suffix=".pt")
+    os.close(handle)
+    try:
+        torch.save(value, name)
+        with torch.serialization.safe_globals([*records]):
+            found: T = torch.load(name, weights_only=True, mmap=True)
+    finally:
+        with suppress(OSError):  # where an open file cannot go, it stays until the system clears up
+            os.unlink(name)
+    return found
 
 
 def fingerprint(*tensors: Tensor) -> str:

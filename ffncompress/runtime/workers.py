@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ffncompress.errors import FfncompressError, ProcessError
 from ffncompress.runtime.launch import check_whole, processes
+from ffncompress.runtime.room import BATCH_TOKENS, Memory, in_words
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import DeviceMap
 
@@ -84,9 +86,14 @@ class Workers:
     """The processes of this run, as accelerate sees them.
 
     `Accelerator()` on a CPU-only machine under torchrun takes each rank for a run of its own, so the CPU is named.
+
+    Args:
+        device: where models are.
+        memory: what all processes of this machine may take together; none: most of what is free.
+        stream: whether weights stay on disk; none: where they do not fit.
     """
 
-    def __init__(self, device: str = "auto") -> None:
+    def __init__(self, device: str = "auto", memory: str | None = None, stream: bool | None = None) -> None:
         check_whole()
         from accelerate import Accelerator, InitProcessGroupKwargs
 
@@ -100,6 +107,11 @@ class Workers:
                 "start it with torchrun, or unset RANK and WORLD_SIZE"
             ) from error
         self.device = self._accelerator.device if device in ("auto", "cpu") else usable_device(device)
+        whole = Memory.of(memory, stream, self.device)
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.device.type == "cpu" else 1
+        self.memory = Memory(whole.limit // max(1, beside), stream)
+        self.batch_tokens = BATCH_TOKENS  # that a model reads at once
+        self._told: set[int] = set()
 
     @property
     def count(self) -> int:
@@ -115,6 +127,21 @@ class Workers:
     def device_map(self) -> DeviceMap:
         """Alone on GPUs, accelerate spreads the model over them; otherwise each process holds it whole."""
         return "auto" if self.count == 1 and self.device.type == "cuda" else {"": self.device}
+
+    def streams(self, weights: int, token: int) -> bool:
+        """Whether a model is streamed, of so many bytes of weights; how much it then reads at once is set with it.
+
+        Args:
+            weights: what all of them take.
+            token: what passes through the widest layer for each token.
+        """
+        found = self.memory.streams(weights)
+        if found and self.memory.stream is None and weights not in self._told and self.is_main:
+            self._told.add(weights)
+            asked = f"{in_words(weights)} of weights, {in_words(self.memory.limit)} of memory"
+            logging.getLogger("ffncompress").info("%s: read from disk, layer by layer", asked)
+        self.batch_tokens = self.memory.tokens(token) if found else BATCH_TOKENS
+        return found
 
     def dtype(self, asked: str) -> str:
         """What to compute in: on a CPU float32 is the fast and safe one, a GPU keeps what the weights are stored in."""

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from ffncompress.modeling_ffncompress import LinearFFN
 from ffncompress.models import find_blocks
-from ffncompress.passes.activations import BATCH_TOKENS, own_batches
+from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.forecast import loss_metrics
 from ffncompress.passes.losses import mean_and_error, perplexity, sequence_losses
 from ffncompress.passes.swaps import measure_swaps
 from ffncompress.profiling.probing import captured
+from ffncompress.runtime.room import BATCH_TOKENS
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.sources import Text
