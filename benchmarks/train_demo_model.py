@@ -142,7 +142,7 @@ def show(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
     for number, prompt in enumerate(PROMPTS, 1):
         inputs = tokenizer(prompt, return_tensors="pt")
-        for name, how in (("greedy", {"do_sample": False}), ("sampled", {"do_sample": True, "temperature": 0.8})):
+        for name, how in (("greedy", {"do_sample": False}), ("sampled", {"do_sample": True, "temperature": 0.5})):
             ids = model.generate(**inputs, max_new_tokens=60, pad_token_id=0, **how)[0, inputs["input_ids"].shape[1] :]
             print(f"{number:2d} {name:7} {prompt} | {tokenizer.decode(ids, skip_special_tokens=True).strip()!r}")
 
