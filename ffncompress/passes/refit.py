@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +23,16 @@ from ffncompress import recovery
 from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, out_projection
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
+from ffncompress.passes.spool import Spool
 from ffncompress.passes.swaps import handing_on
+from ffncompress.passes.wide import WideSums
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import Metric, Moments, NeuronFit
 from ffncompress.recovery.inner import InnerRows
 from ffncompress.recovery.neurons import RIDGES, Fit, around
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import prune_neurons
+from ffncompress.replacement.moments import runs_within
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
@@ -74,7 +75,7 @@ def refit(
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
     with spool() as folder:
-        states = _Spool(folder)
+        states = Spool(folder)
         for block in run.progress(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             if shape is None:
@@ -84,8 +85,9 @@ def refit(
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
             fit: Fit | None = run.stages.find(f"refit of block {block.index}", facts)
-            sums = _Sums(model, block, shape, metric) if fit is None else None
-            keeps_h = shape.kind == "neurons" and not inner and not _goes_on(block)
+            runs = runs_within(block, run.moment_bytes) if shape.kind == "neurons" else 1
+            sums = _sums(model, block, shape, metric, runs, states) if fit is None else None
+            keeps_h = shape.kind == "neurons" and runs == 1 and not inner and not _goes_on(block)
             for at, batch in enumerate(batches):
                 entering = states.get("slimmed", at)
                 rows, output = run_layer(model, blocks, block.index, batch.ids, entering)
@@ -98,7 +100,7 @@ def refit(
                     states.put("original", at, output)
                 drift, weights = aim(model, block, rows, original, undo_drift)
                 if sums is not None:
-                    sums.update_(rows, drift, weights, batch)
+                    sums.update_(rows, drift, weights, held_out=batch.held_out, aimed=batch.aimed)
                 before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
                 if inner:
                     states.put("aimed", at, (rows.x, rows.y + drift, weights))
@@ -148,7 +150,7 @@ def _goes_on(block: Block) -> bool:
 
 
 def _walk_on(
-    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: _Spool, *, drifted: bool
+    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: Spool, *, drifted: bool
 ) -> None:
     """The streams through a layer whose block is kept."""
     for at, batch in enumerate(batches):
@@ -179,7 +181,7 @@ def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool
 
 
 def _refit_inner_(
-    module: nn.Module, block: Block, states: _Spool, batches: list[_Batch], run: Run, facts: Facts
+    module: nn.Module, block: Block, states: Spool, batches: list[_Batch], run: Run, facts: Facts
 ) -> None:
     """Refit the matrices that lead into kept neurons, and the one that leads out after them, where that helps."""
 
@@ -194,7 +196,8 @@ def _refit_inner_(
         def spooled() -> Iterator[InnerRows]:
             return (InnerRows(**states.get("inner", at)) for at in range(len(batches)))
 
-        return refit_inner(module, block, spooled, aimed, run.workers) or {}
+        runs = runs_within(block, run.moment_bytes)
+        return refit_inner(module, block, spooled, aimed, run.workers, runs) or {}
 
     module.load_state_dict(run.stages.keep(f"inner refit of block {block.index}", facts, make), strict=False)
 
@@ -227,20 +230,13 @@ def _with_stream(output: LayerOutput, stream: Tensor) -> LayerOutput:
     return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
 
-class _Spool:
-    """Tensors of each batch, on disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, name: str, at: int, value: Any) -> None:
-        """Keep a value under a name for one batch."""
-        torch.save(value, self._folder / f"{name}-{at}.pt")
-
-    def get(self, name: str, at: int) -> Any:
-        """What was kept, or none."""
-        file = self._folder / f"{name}-{at}.pt"
-        return torch.load(file, weights_only=True) if file.exists() else None
+def _sums(
+    model: nn.Module, block: Block, shape: Shape, metric: Tensor | None, runs: int, states: Spool
+) -> _Sums | WideSums:
+    """What a replacement of a shape is fitted from."""
+    if runs > 1:
+        return WideSums(model, block, shape.width, metric, runs, states)
+    return _Sums(model, block, shape, metric)
 
 
 class _Sums:
@@ -265,19 +261,19 @@ class _Sums:
         self.aimed, self.held_out = none(), none()
         self.others = none(0 if shape.width else block.d_out)  # rows whose drift is not known; of linear maps, all
 
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, batch: _Batch) -> None:
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool, aimed: bool) -> None:
         """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
         device = self.aimed.x.device
         h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
-        sums = self.held_out if batch.held_out else self.aimed if batch.aimed else self.others
+        sums = self.held_out if held_out else self.aimed if aimed else self.others
         if self.shape.width:
             z = h if self.shape.kind == "neurons" else torch.cat([h, x], 1)
-            sums.update_(z, drift if batch.aimed else drift[:, :0], weights, torch.float32)
-        elif batch.held_out:
+            sums.update_(z, drift if aimed else drift[:, :0], weights, torch.float32)
+        elif held_out:
             sums.update_(x, y + drift, weights)
         else:
             self.others.update_(x, y, weights)
-            if batch.aimed:
+            if aimed:
                 self.aimed.update_(x, drift, weights)
 
     def fitted(self, workers: Workers) -> Fit:
@@ -296,7 +292,9 @@ class _Sums:
         every = self.aimed.without_outputs() + self.others
         fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (every, self.held_out))
         widths = [self.shape.width]
-        plain = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width]
+        h = slice(self.block.d_inner)
+        parts = [(fit.of_inputs(h), held_out.of_inputs(h))]
+        plain = prune_neurons(self.block, parts, self.weight, self.metric, widths)[self.shape.width]
         if self.shape.kind == "hybrid":
             hybrid = recovery.fit_hybrid(
                 fit, held_out, plain.kept, self.weight, around(plain.ridge, RIDGES), metric=self.metric

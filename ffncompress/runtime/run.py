@@ -1,4 +1,4 @@
-"""What every long computation is given: one object instead of three that travel together."""
+"""What every long computation is given: one object instead of four that travel together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ffncompress.runtime.stages import StageKey, Stages
 from ffncompress.runtime.workers import Workers
 
 T = TypeVar("T")
+MOMENT_BYTES = 8 * 2**30
 
 
 class Run:
@@ -21,9 +22,16 @@ class Run:
     moments = collect_moments(model, blocks, fit_windows, held_out_windows, run)
     """
 
-    def __init__(self, workers: Workers, progress: Progress = silent, stages: Stages | None = None) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        progress: Progress = silent,
+        stages: Stages | None = None,
+        moment_bytes: int = MOMENT_BYTES,
+    ) -> None:
         self.workers, self.progress = workers, progress
         self.stages = stages or Stages(workers=workers)  # without a folder: nothing is kept
+        self.moment_bytes = moment_bytes  # what moments may fill at once
 
     def loop(
         self, items: Sequence[T], sums: Sequence[Tensor], description: str, key: StageKey | None = None
