@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ffncompress.models import (
@@ -41,7 +41,7 @@ from ffncompress.replacement.moments import moment_bytes, runs_within
 from ffncompress.runtime.run import MOMENT_BYTES, Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.sources import read
-from ffncompress.text.windows import joined_windows
+from ffncompress.text.windows import Windows, joined_windows
 
 STEPS = 16
 GRADIENT_TOKENS = 4096
@@ -55,17 +55,16 @@ def limit_for(block: Block, runs: int) -> int:
     return grams + min(grams, of_x)
 
 
-def plan(model: nn.Module, blocks: list[Block], fit: Tensor, held: Tensor, run: Run, share: float) -> Iterator[dict]:
+def plan(model: nn.Module, blocks: list[Block], fit: Windows, held: Windows, run: Run, share: float) -> Iterator[dict]:
     """The replacements of one plan as surveyed, and then refitted."""
-    few = max(1, GRADIENT_TOKENS // fit.shape[1])
-    metrics = loss_metrics(model, blocks, fit[:few], run)
+    metrics = loss_metrics(model, blocks, fit.up_to(GRADIENT_TOKENS), run)
     fits = []
     for group in group_by_memory(blocks, run.moment_bytes):
         for block, own in zip(group, collect_moments(model, group, fit, held, run), strict=True):
             names = [f"neurons {block.d_inner * i // STEPS}" for i in range(1, STEPS)]
             moments = replace(own, metric=metrics[block.index])
             fits.append(fit_some(block, moments, ffn_of(model, block), names))
-    losses = predict_losses(model, blocks, fits, held[:few], run)
+    losses = predict_losses(model, blocks, fits, held.up_to(GRADIENT_TOKENS), run)
     menus = [
         [
             Option(
@@ -92,7 +91,7 @@ def compare(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(source, dtype="float32").requires_grad_(False), load_tokenizer(source)
     blocks = find_blocks(model)
 
-    def windows(file: str, tokens: int, seed: int | None = 0) -> Tensor:
+    def windows(file: str, tokens: int, seed: int | None = 0) -> Windows:
         count = tokens // options.context
         return joined_windows(read(file), tokenizer, length=options.context, count=count, seed=seed)
 

@@ -22,7 +22,7 @@ from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.replacement.moments import add_rows_, no_rows, run_sizes, shares_of
 from ffncompress.runtime.workers import Workers
 
-DRIFT_RIDGE = 0.1  # relative to a neuron's energy; how many steps are taken is what held-out rows choose
+DRIFT_RIDGE = 2.0  # relative to a neuron's energy; how many steps are taken is what held-out rows choose
 
 
 class WideSums:
@@ -62,9 +62,9 @@ class WideSums:
         """The same neurons, their output matrix fitted over all runs, on all rows."""
         sums, weight = torch.cat([own.x for own, _ in self.runs])[fit.kept], self.runs[0][0].weight
         h0, none = sums / weight * self.block.out_bias, sums.new_zeros(self.block.d_out)
-        pull = self.weight[fit.kept] - fit.out
         found = out_steps(
-            lambda: self._rows(fit, h0, none, drift=False), self._grams(fit.kept, h0), pull, fit.ridge, workers.sum_
+            lambda: self._rows(fit, h0, none, drift=False), fit.out, self._grams(fit.kept, h0), fit.ridge,
+            workers.sum_, pull=self.weight[fit.kept] - fit.out,
         )  # fmt: skip
         return fit if found is None else _moved(fit, found[0], h0, none)
 
@@ -82,8 +82,7 @@ class WideSums:
         share = weight / self.runs[0][0].weight
         grams = [share * gram for gram in self._grams(fit.kept, h0)]
         found = out_steps(
-            lambda: self._rows(fit, h0, d0, drift=True), grams, torch.zeros_like(fit.out, dtype=torch.float64),
-            DRIFT_RIDGE, workers.sum_,
+            lambda: self._rows(fit, h0, d0, drift=True), fit.out, grams, DRIFT_RIDGE, workers.sum_
         )  # fmt: skip
         return fit if found is None else _moved(fit, found[0], h0, d0)
 

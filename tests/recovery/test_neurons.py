@@ -76,6 +76,28 @@ def test_a_silent_neuron_goes_first() -> None:
     assert 4 not in dict(remove_neurons(h.T @ h, w, [11]))[11][0]
 
 
+def test_one_run_is_all_neurons() -> None:
+    _, h, _, w = ffn_rows()
+    whole, run = (dict(remove_neurons(each, w, [9, 5, 2])) for each in (h.T @ h, [h.T @ h]))
+    for width in whole:
+        assert all(torch.equal(a, b) for a, b in zip(whole[width], run[width], strict=True))
+
+
+def test_runs_that_are_unrelated_go_in_the_order_of_the_whole() -> None:
+    """And what is left of the output only grows."""
+    _, h, _, w = ffn_rows()
+    blocks = [h[:, :5].T @ h[:, :5], h[:, 5:9].T @ h[:, 5:9], h[:, 9:].T @ h[:, 9:]]
+    gram, errors = torch.block_diag(*blocks), []
+    whole = dict(remove_neurons(gram, w, range(1, 13), ridge=0.0))
+    for width, (kept, out) in remove_neurons(blocks, w, range(1, 13), ridge=0.0):
+        assert kept.tolist() == whole[width][0].tolist()
+        torch.testing.assert_close(out, whole[width][1])
+        away = w.index_add(0, kept, -out)
+        errors.append((away * (gram @ away)).sum().item())
+    assert errors == sorted(errors)
+    assert errors[-1] > 0
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_kept_neurons_equal_lstsq(biased: bool) -> None:
     x, h, y, w = ffn_rows()
