@@ -6,7 +6,8 @@ where s is the residual stream after the block. The next norm divides by the str
 error as the rest of the model sees it; and the massive activations of a few tokens, which would otherwise own the fit,
 count as one row each. The former are multiplied in float64, for inputs are ill-conditioned and R2_lin is exact; the
 latter, much wider and never solved without a ridge, in float32 batch by batch, and summed in float64. And y is linear
-in h, so of (z, y) only the Gram matrix of z is measured: the rest follows.
+in h, so of (z, y) only the Gram matrix of z is measured: the rest follows. Where that would fill more than moments may,
+neurons are divided into runs (see replacement/moments.py).
 """
 
 from __future__ import annotations
@@ -16,33 +17,49 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ffncompress.errors import NumericsError, TextError
+from ffncompress.errors import BudgetError, NumericsError, TextError
 from ffncompress.models import Block, oriented, out_projection
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.walking import Walk
-from ffncompress.replacement.moments import BlockMoments
+from ffncompress.replacement.moments import BlockMoments, add_rows_, moment_bytes, runs_within
+from ffncompress.runtime.room import free_memory
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Hook, Model
 
-MOMENT_BYTES = 8 * 2**30
+FIT_SHARE = 3.5  # of a block's moments: what they and a fit from them fill at most
 ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
 
 
-def group_by_memory(blocks: list[Block], limit: int = MOMENT_BYTES, *, inner: bool = True) -> list[list[Block]]:
+def group_by_memory(blocks: list[Block], limit: int, *, inner: bool = True) -> list[list[Block]]:
     """The blocks in groups whose moments fit in `limit` bytes, for a pass over the text each; mostly one group."""
     groups: list[list[Block]] = [[]]
     size = 0
     for block in blocks:
-        wide = block.d_in + block.d_inner * inner
-        own = 16 * (block.d_in * (block.d_in + block.d_out) + wide * (wide + block.d_out))
+        own = moment_bytes(block, runs_within(block, limit), inner=inner)
         if groups[-1] and size + own > limit:
             groups.append([])
             size = 0
         groups[-1].append(block)
         size += own
     return groups
+
+
+def check_memory(blocks: list[Block], run: Run) -> None:
+    """Moments and a fit from them must find room, for what the kernel ends for want of memory says nothing.
+
+    Raises:
+        BudgetError: they do not; says how much is needed.
+    """
+    widest = max(blocks, key=lambda block: moment_bytes(block, runs_within(block, run.moment_bytes)))
+    needed = FIT_SHARE * moment_bytes(widest, runs_within(widest, run.moment_bytes))
+    free = free_memory(run.workers.device)
+    if needed > free:
+        raise BudgetError(
+            f"block {widest.index}: to fit replacements of an FFN {widest.d_in} by {widest.d_inner} takes about "
+            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; free some, or take another --device or machine"
+        )
 
 
 def check_enough_rows(blocks: list[Block], rows: int) -> None:
@@ -87,7 +104,8 @@ def collect_moments(
     Raises:
         NumericsError: a block's activations are not finite.
     """
-    moments = [BlockMoments.zeros(block, _device_of(model, block), inner=inner) for block in blocks]
+    places = [(block, _device_of(model, block), runs_within(block, run.moment_bytes)) for block in blocks]
+    moments = [BlockMoments.zeros(block, device, inner=inner, runs=runs) for block, device, runs in places]
     batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
     steps = steps or Walk(model, blocks, None)
@@ -126,6 +144,8 @@ def _moment_hooks(
             plain, inner = own.pair(role["held_out"])
             x, h, y, weights = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.weights()))
             plain.update_(x.double(), y.double())
+            if own.runs:
+                add_rows_(own.runs, h, weights, role["held_out"])
             if own.neurons:
                 inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], weights, torch.float32)
             else:

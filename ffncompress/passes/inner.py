@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from ffncompress.models import Block, inner_matrices, on_rows, oriented
 from ffncompress.recovery import Moments, solve_ridged
+from ffncompress.recovery.by_rows import OutRows, out_steps
 from ffncompress.recovery.inner import InnerRows, inner_steps
 from ffncompress.replacement.building import set_projection_
+from ffncompress.replacement.moments import add_rows_, no_rows, run_sizes
 from ffncompress.runtime.workers import Workers
 
 RIDGES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)  # of the output matrix's step, relative to a neuron's energy
+RIDGE_BY_RUNS = 0.1  # where how many steps are taken is chosen, and not the ridge
 
 AimedRows = tuple[Tensor, Tensor, Tensor, bool]  # x, what y should be, weights of rows, whether they are held out
 
@@ -36,6 +39,7 @@ def refit_inner(
     rows: Callable[[], Iterable[InnerRows]],
     aimed: Callable[[], Iterable[AimedRows]],
     workers: Workers,
+    runs: int = 1,
 ) -> dict[str, Tensor] | None:
     """The module's tensors with its inner matrices refitted, and its output matrix after them; none: it does not help.
 
@@ -45,6 +49,7 @@ def refit_inner(
         rows: as `inner_rows` makes them.
         aimed: the same rows with their targets.
         workers: the processes that share the rows.
+        runs: into how many neurons are divided, where one Gram matrix of all is too large.
     """
     last = module.get_submodule(block.layout.out)
     like = inner_matrices(module, block.layout)
@@ -55,22 +60,47 @@ def refit_inner(
     moved = copy.deepcopy(module)
     for name, matrices in zip(block.layout.inner, (like.double() + steps).split(block.layout.fused), strict=True):
         set_projection_(moved.get_submodule(name), matrices.flatten(0, 1))
-    fit, held_out = (Moments.zeros(*out.shape, full_yy=False, device=out.device) for _ in range(2))
+
+    def behind() -> Iterator[OutRows]:
+        for x, target, weights, held_out in aimed():
+            with _watched(moved, block) as (_, h), torch.no_grad():
+                left = target - on_rows(moved, x)
+            yield OutRows(h[0][0].detach(), left, weights, held_out)
+
+    follows, gain = _follows(behind, out, workers) if runs == 1 else _follows_by_runs(behind, out, workers, runs)
     errors = torch.zeros(2, dtype=torch.float64, device=out.device)  # on held-out rows, before and after
-    for x, target, weights, is_held_out in aimed():
-        with _watched(moved, block) as (_, h), torch.no_grad():
-            left = target - on_rows(moved, x)
-        (held_out if is_held_out else fit).update_(h[0][0].detach(), left, weights, torch.float32)
-        if is_held_out:
-            before = target - on_rows(module, x)
-            errors += torch.stack([(weights * each.double().square().sum(1)).sum() for each in (before, left)])
-    workers.sum_([*fit.tensors(), *held_out.tensors(), errors])
-    follows, _ = solve_ridged(fit.xx, fit.xy, held_out.xx, held_out.xy, RIDGES)
-    gain = (follows * (2 * held_out.xy - held_out.xx @ follows)).sum()
+    for x, target, weights, held_out in aimed():
+        if held_out:
+            left = [(target - on_rows(each, x)).double().square().sum(1) for each in (module, moved)]
+            errors += torch.stack([(weights * each).sum() for each in left])
+    workers.sum_([errors])
     if gain > 0:
         set_projection_(moved.get_submodule(block.layout.out), oriented(last).double() + follows.T)
     # the steps are of first order: what they do is measured
     return dict(moved.state_dict()) if (errors[1] - gain.clamp_min(0) < errors[0]).item() else None
+
+
+def _follows(rows: Callable[[], Iterable[OutRows]], out: Tensor, workers: Workers) -> tuple[Tensor, Tensor]:
+    """The step of the output matrix, and by how much it lessens the error of held-out rows."""
+    fit, held_out = (Moments.zeros(*out.shape, full_yy=False, device=out.device) for _ in range(2))
+    for each in rows():
+        (held_out if each.held_out else fit).update_(each.h, each.left, each.weights, torch.float32)
+    workers.sum_([*fit.tensors(), *held_out.tensors()])
+    follows, _ = solve_ridged(fit.xx, fit.xy, held_out.xx, held_out.xy, RIDGES)
+    return follows, (follows * (2 * held_out.xy - held_out.xx @ follows)).sum()
+
+
+def _follows_by_runs(
+    rows: Callable[[], Iterable[OutRows]], out: Tensor, workers: Workers, runs: int
+) -> tuple[Tensor, Tensor]:
+    """The same where neurons are divided."""
+    pairs = no_rows(run_sizes(len(out), runs), out.device)
+    for each in rows():
+        if not each.held_out:
+            add_rows_(pairs, each.h, each.weights, held_out=False)
+    workers.sum_([fit.xx for fit, _ in pairs])
+    found = out_steps(rows, out, [fit.xx for fit, _ in pairs], RIDGE_BY_RUNS, workers.sum_)
+    return (torch.zeros_like(out), out.new_zeros(())) if found is None else (found[0], out.new_tensor(-found[1]))
 
 
 @contextmanager

@@ -14,9 +14,7 @@ the tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +23,15 @@ from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, 
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
-from ffncompress.passes.refit_sums import Batch, Sums
+from ffncompress.passes.refit_sums import Sums
+from ffncompress.passes.spool import Spool
+from ffncompress.passes.wide import WideSums
 from ffncompress.records.plan import Shape
 from ffncompress.recovery import NeuronFit
 from ffncompress.recovery.inner import InnerRows
 from ffncompress.recovery.neurons import Fit
 from ffncompress.replacement.building import build_replacement
+from ffncompress.replacement.moments import runs_within
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
@@ -72,7 +73,7 @@ def refit(
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
     with spool() as folder:
-        states = _Spool(folder)
+        states = Spool(folder)
         for block in run.progress(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             if shape is None:
@@ -82,8 +83,9 @@ def refit(
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
             facts: Facts = {"shapes": up_to_here, "undo_drift": undo_drift, "inner": inner}
             fit: Fit | None = run.stages.find(f"refit of block {block.index}", facts)
-            sums = Sums(model, block, shape, metric) if fit is None else None
-            keeps_h = shape.kind == "neurons" and not inner and not _goes_on(block)
+            runs = runs_within(block, run.moment_bytes) if shape.kind == "neurons" else 1
+            sums = _sums(model, block, shape, metric, runs, states) if fit is None else None
+            keeps_h = shape.kind == "neurons" and runs == 1 and not inner and not _goes_on(block)
             for at, batch in enumerate(batches):
                 entering = states.get("slimmed", at)
                 rows, output = run_layer(model, blocks, block.index, batch.ids, entering)
@@ -96,7 +98,7 @@ def refit(
                     states.put("original", at, output)
                 drift, weights = aim(model, block, rows, original, undo_drift)
                 if sums is not None:
-                    sums.update_(rows, drift, weights, batch)
+                    sums.update_(rows, drift, weights, held_out=batch.held_out, aimed=batch.aimed)
                 before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
                 if inner:
                     states.put("aimed", at, (rows.x, rows.y + drift, weights))
@@ -124,11 +126,20 @@ def refit(
     return made
 
 
-def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[Batch]:
+@dataclass(frozen=True)
+class _Batch:
+    """Windows of one length, what their rows are for, and whether the original's stream is known beside the slimmed."""
+
+    ids: Tensor
+    held_out: bool
+    aimed: bool
+
+
+def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[_Batch]:
     """This process's batches; the original goes along with all held-out ones, and with DRIFT_TOKENS of the others."""
     every = 1 if all_aimed else max(1, fit.numel() // DRIFT_TOKENS)
-    found = [Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
-    return found + [Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
+    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
+    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
 
 
 def _goes_on(block: Block) -> bool:
@@ -137,7 +148,7 @@ def _goes_on(block: Block) -> bool:
 
 
 def _walk_on(
-    model: Model, blocks: list[Block], block: Block, batches: list[Batch], states: _Spool, *, drifted: bool
+    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: Spool, *, drifted: bool
 ) -> None:
     """The streams through a layer whose block is kept."""
     for at, batch in enumerate(batches):
@@ -168,7 +179,7 @@ def aim(model: Model, block: Block, rows: Rows, original: Rows, undo_drift: bool
 
 
 def _refit_inner_(
-    module: nn.Module, block: Block, states: _Spool, batches: list[Batch], run: Run, facts: Facts
+    module: nn.Module, block: Block, states: Spool, batches: list[_Batch], run: Run, facts: Facts
 ) -> None:
     """Refit the matrices that lead into kept neurons, and the one that leads out after them, where that helps."""
 
@@ -183,7 +194,8 @@ def _refit_inner_(
         def spooled() -> Iterator[InnerRows]:
             return (InnerRows(**states.get("inner", at)) for at in range(len(batches)))
 
-        return refit_inner(module, block, spooled, aimed, run.workers) or {}
+        runs = runs_within(block, run.moment_bytes)
+        return refit_inner(module, block, spooled, aimed, run.workers, runs) or {}
 
     module.load_state_dict(run.stages.keep(f"inner refit of block {block.index}", facts, make), strict=False)
 
@@ -222,17 +234,10 @@ def _with_stream(state: Handed, stream: Tensor) -> Handed:
     return (stream, *output[1:]) if isinstance(output, tuple) else stream, shared
 
 
-class _Spool:
-    """Tensors of each batch, on disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, name: str, at: int, value: Any) -> None:
-        """Keep a value under a name for one batch."""
-        torch.save(value, self._folder / f"{name}-{at}.pt")
-
-    def get(self, name: str, at: int) -> Any:
-        """What was kept, or none."""
-        file = self._folder / f"{name}-{at}.pt"
-        return torch.load(file, weights_only=True) if file.exists() else None
+def _sums(
+    model: nn.Module, block: Block, shape: Shape, metric: Tensor | None, runs: int, states: Spool
+) -> Sums | WideSums:
+    """What a replacement of a shape is fitted from."""
+    if runs > 1:
+        return WideSums(model, block, shape.width, metric, runs, states)
+    return Sums(model, block, shape, metric)

@@ -6,7 +6,7 @@ original ran too; what kept neurons can undo of it is a fit of its own, with a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,6 @@ from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.runtime.workers import Workers
 
 DRIFT_RIDGES = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Windows of one length, what their rows are for, and whether the original's stream is known beside the slimmed."""
-
-    ids: Tensor
-    held_out: bool
-    aimed: bool
 
 
 class Sums:
@@ -53,19 +44,19 @@ class Sums:
         self.aimed, self.held_out = none(), none()
         self.others = none(0 if shape.width else block.d_out)  # rows whose drift is not known; of linear maps, all
 
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, batch: Batch) -> None:
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool, aimed: bool) -> None:
         """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
         device = self.aimed.x.device
         h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
-        sums = self.held_out if batch.held_out else self.aimed if batch.aimed else self.others
+        sums = self.held_out if held_out else self.aimed if aimed else self.others
         if self.shape.width:
             z = h if self.shape.kind == "neurons" else torch.cat([h, x], 1)
-            sums.update_(z, drift if batch.aimed else drift[:, :0], weights, torch.float32)
-        elif batch.held_out:
+            sums.update_(z, drift if aimed else drift[:, :0], weights, torch.float32)
+        elif held_out:
             sums.update_(x, y + drift, weights)
         else:
             self.others.update_(x, y, weights)
-            if batch.aimed:
+            if aimed:
                 self.aimed.update_(x, drift, weights)
 
     def fitted(self, workers: Workers) -> Fit:
@@ -84,7 +75,9 @@ class Sums:
         every = self.aimed.without_outputs() + self.others
         fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (every, self.held_out))
         widths = [self.shape.width]
-        plain = prune_neurons(self.block, fit, held_out, self.weight, self.metric, widths)[self.shape.width]
+        h = slice(self.block.d_inner)
+        parts = [(fit.of_inputs(h), held_out.of_inputs(h))]
+        plain = prune_neurons(self.block, parts, self.weight, self.metric, widths)[self.shape.width]
         if self.shape.kind == "hybrid":
             hybrid = recovery.fit_hybrid(
                 fit, held_out, plain.kept, self.weight, around(plain.ridge, RIDGES), metric=self.metric

@@ -24,7 +24,7 @@ from ffncompress.models import (
     load_tokenizer,
     shelved,
 )
-from ffncompress.passes.calibration import check_enough_rows, collect_moments, group_by_memory
+from ffncompress.passes.calibration import check_enough_rows, check_memory, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
 from ffncompress.passes.forecast import loss_metrics, predict_losses
 from ffncompress.passes.losses import perplexity, sequence_losses
@@ -42,7 +42,7 @@ from ffncompress.records.plan import Option, Swap
 from ffncompress.recovery import HybridFit, LinearFit, NeuronFit
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import Fitted, Offer, fit_block, fit_name
-from ffncompress.replacement.moments import BlockMoments
+from ffncompress.replacement.moments import BlockMoments, runs_within
 from ffncompress.runtime.progress import step
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts, StageKey, fingerprint
@@ -68,7 +68,10 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
     stages = run.stages
     stages.mapped = is_streamed(model)
     if stages.folder is not None:
-        stages.facts = _facts(source, model, corpus, settings, terms)
+        stages.facts = {
+            **_facts(source, model, corpus, settings, terms),
+            "runs": [runs_within(block, run.moment_bytes) for block in blocks],
+        }
     stages.records = [Fitted, LinearFit, NeuronFit, HybridFit, SequenceErrors]
     base_losses = stages.keep(
         "base at the gate's context", {},
@@ -163,7 +166,8 @@ def _fit_blocks(
     """
     fitted: list[Fitted] = []
     kept: dict[str, Tensor] = {}
-    for group in group_by_memory(blocks, run.workers.memory.for_moments):
+    check_memory(blocks, run)
+    for group in group_by_memory(blocks, run.moment_bytes):
         known = [run.stages.find("fits", {"block": block.index}) for block in group]
         if None not in known and not settings.keep_moments:
             fitted += known

@@ -10,9 +10,7 @@ unknowns are too many to factorise, but its normal matrix can be multiplied with
 
     N(D)_i = sum w (a_i * W W' sum_j (a_j * D_j x)) x'.
 
-Conjugate gradients solve it, in coordinates where x is white and neurons are equally loud. They begin at D = 0, the
-weights as they were, and leave them step by step; how far is chosen on held-out rows, as a ridge would be. The error
-there is the same quadratic of other rows, so it is known at every step.
+Conjugate gradients solve it (see descent.py), in coordinates where x is white and neurons are equally loud.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEPS = 8
-PATIENCE = 2  # steps without a gain on held-out rows before it is given up
+from ffncompress.recovery.descent import descend
+
 WHITENING_FLOOR = 1e-3  # of the mean energy of x: what is hardly there is not stretched
 ENERGY_FLOOR = 1e-2  # the same of neurons
 
@@ -65,28 +63,8 @@ def inner_steps(batches: Batches, like: Tensor, out: Tensor, total: Total) -> Te
         total: what makes sums those of all processes.
     """
     right, held_right, whiten = _right_hand_sides(batches, like, out, total)
-    step, held_product = torch.zeros_like(right), torch.zeros_like(right)
-    residual, direction = right.clone(), whiten(right)
-    size = (residual * direction).sum()
-    best, best_error, best_at = None, 0.0, -1
-    for at in range(STEPS):
-        product, held = _products(batches, direction, out, total)
-        curvature = (direction * product).sum()
-        if not curvature > 0:  # solved, or nothing to solve
-            break
-        length = size / curvature
-        step += length * direction
-        held_product += length * held
-        residual -= length * product
-        error = (step * (held_product - 2 * held_right)).sum().item()
-        if error < best_error:
-            best, best_error, best_at = step.clone(), error, at
-        elif at - best_at >= PATIENCE:
-            break
-        white = whiten(residual)
-        before, size = size, (residual * white).sum()
-        direction = white + size / before * direction
-    return best
+    found = descend(right, held_right, lambda direction: _products(batches, direction, out, total), whiten)
+    return None if found is None else found[0]
 
 
 def _right_hand_sides(

@@ -10,6 +10,8 @@ weighted, follow in closed form:
 - for kept neurons K, the exact refit A = W_K + (G_KK + ridge)^-1 G_KR W_R, R the removed: a ridge that pulls towards
   the weights as they were, not towards zero, so where rows are few it is the correction that shrinks. The metric drops
   out of it. With the same ridge, the downdated W of the run above is this refit at every width it passes.
+- where there are too many neurons for one G, it is known in blocks along its diagonal, of runs of neurons: the order
+  hardly suffers, the refit does, and is mended from rows (see by_rows.py).
 - for kept neurons and a linear bypass of x, the joint fit. What h_K explains of x and of y is taken out of both
   (Frisch & Waugh, 1933); the best bypass of rank r is the reduced-rank regression of the remainders, and A follows.
   With no neuron kept this is the linear map itself; at rank 0 it is neurons alone.
@@ -18,8 +20,9 @@ weighted, follow in closed form:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -51,8 +54,13 @@ class NeuronFit:
 
     def cpu(self) -> NeuronFit:
         """The same fit in main memory; single precision, for a menu holds many of these."""
-        bias = None if self.bias is None else self.bias.float().cpu()
-        return NeuronFit(self.kept.cpu(), self.out.float().cpu(), bias, self.ridge)
+        single = NeuronFit(self.kept, self.out.float(), None if self.bias is None else self.bias.float(), self.ridge)
+        return single.to(torch.device("cpu"))
+
+    def to(self, device: torch.device) -> NeuronFit:
+        """The same fit on a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return NeuronFit(self.kept.to(device), self.out.to(device), bias, self.ridge)
 
 
 @dataclass(frozen=True)
@@ -91,41 +99,80 @@ Fit = LinearFit | NeuronFit | HybridFit  # what a replacement is made from
 
 
 def remove_neurons(
-    gram: Tensor, weight: Tensor, widths: Iterable[int], metric: Metric | None = None, ridge: float = 1e-3
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """At each of some widths, which neurons are left when the least needed have gone, and their refitted weights.
+    grams: Tensor | Sequence[Tensor],
+    weight: Tensor,
+    widths: Iterable[int],
+    metric: Metric | None = None,
+    ridge: float = 1e-3,
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Of each width, widest first: which neurons are left when the least needed have gone, and their refitted weights.
 
     Args:
-        gram: Gram matrix of the inner activations (centred where the output has a bias to take up a mean), [k, k].
+        grams: Gram matrix of the inner activations (centred where the output has a bias to take up a mean), [k, k]; or
+            one of each run of them, where those of different runs are taken for unrelated.
         weight: the output matrix, [k, d_out].
         widths: how many are to be left.
         metric: what an error costs by direction; none: all directions alike.
         ridge: relative to each neuron's own energy.
     """
-    energy = gram.diagonal()
-    inverse = torch.linalg.inv(_ridged(gram, ridge))
-    # a neuron that never speaks explains nothing, whatever its output weights
-    w = torch.where(energy[:, None] > 0, weight.to(gram), 0)
-    felt = w.shape[1]
-    if metric is not None:
-        w = torch.cat([w @ metric.root, w], 1)
-    gone = torch.zeros(len(gram), dtype=torch.bool, device=gram.device)
-    left, step, found = len(gram), max(1, len(gram) // STEPS), {}
+    grams = [grams] if isinstance(grams, Tensor) else grams
+    sizes = [len(gram) for gram in grams]
+    runs = [_Thinning(*own, metric, ridge) for own in zip(grams, weight.split(sizes), strict=True)]
+    left, step = len(weight), max(1, len(weight) // STEPS)
     for width in sorted(widths, reverse=True):
         while left > width:
             count = min(step, left - width)
-            saliency = w[:, :felt].square().sum(1) / inverse.diagonal()
-            out = saliency.masked_fill_(gone, torch.inf).argsort(stable=True)[:count]
-            gone[out], left = True, left - count
-            cross = inverse[:, out]
-            shift, failed = torch.linalg.solve_ex(cross[out], torch.cat([cross.T, w[out]], 1))
-            if failed:  # singular to round-off: neurons that say the same, or next to nothing
-                shift = torch.linalg.pinv(cross[out], hermitian=True) @ torch.cat([cross.T, w[out]], 1)
-            inverse.addmm_(cross, shift[:, : len(gram)], alpha=-1)  # rows and columns of what is gone become zero
-            w.addmm_(cross, shift[:, len(gram) :], alpha=-1)
-        kept = (~gone).nonzero().flatten()
-        found[width] = kept, w[kept, -weight.shape[1] :]
-    return found
+            out = torch.cat([run.saliency() for run in runs]).argsort(stable=True)[:count]
+            left -= count
+            for run, start in zip(runs, _starts(sizes), strict=True):
+                run.take_out_(out[(out >= start) & (out < start + len(run.gone))] - start)
+        kept = [run.kept + start for run, start in zip(runs, _starts(sizes), strict=True)]
+        yield width, (torch.cat(kept), torch.cat([run.weight for run in runs]))
+
+
+class _Thinning:
+    """Neurons that become fewer and fewer, and the output matrix of those that are left."""
+
+    def __init__(self, gram: Tensor, weight: Tensor, metric: Metric | None, ridge: float) -> None:
+        self._inverse = torch.linalg.inv(with_ridge(gram, ridge))
+        # a neuron that never speaks explains nothing, whatever its output weights
+        w = torch.where(gram.diagonal()[:, None] > 0, weight.to(gram), 0)
+        self._felt, self._d_out = w.shape[1], w.shape[1]
+        if metric is not None:
+            w = torch.cat([w @ metric.root, w], 1)
+        self._w = w
+        self.gone = torch.zeros(len(gram), dtype=torch.bool, device=gram.device)
+
+    def saliency(self) -> Tensor:
+        """By how much the error grows without each neuron; without end where it is gone."""
+        saliency = self._w[:, : self._felt].square().sum(1) / self._inverse.diagonal()
+        return saliency.masked_fill_(self.gone, torch.inf)
+
+    def take_out_(self, out: Tensor) -> None:
+        """Without these, and the others refitted."""
+        if not len(out):
+            return
+        self.gone[out] = True
+        cross, size = self._inverse[:, out], len(self.gone)
+        shift, failed = torch.linalg.solve_ex(cross[out], torch.cat([cross.T, self._w[out]], 1))
+        if failed:  # singular to round-off: neurons that say the same, or next to nothing
+            shift = torch.linalg.pinv(cross[out], hermitian=True) @ torch.cat([cross.T, self._w[out]], 1)
+        self._inverse.addmm_(cross, shift[:, :size], alpha=-1)  # rows and columns of what is gone become zero
+        self._w.addmm_(cross, shift[:, size:], alpha=-1)
+
+    @property
+    def kept(self) -> Tensor:
+        """Which are left."""
+        return (~self.gone).nonzero().flatten()
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix of those."""
+        return self._w[self.kept][:, -self._d_out :]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes[:-1])]
 
 
 def fit_neurons(
@@ -232,7 +279,7 @@ def around(ridge: float, ridges: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _solve(gram: Tensor, ridge: float, cross: Tensor) -> Tensor:
-    ridged = _ridged(gram, ridge)
+    ridged = with_ridge(gram, ridge)
     factor, failed = torch.linalg.cholesky_ex(ridged)
     solution: Tensor = torch.cholesky_solve(cross, factor)
     if failed:  # semidefinite to round-off
@@ -240,7 +287,7 @@ def _solve(gram: Tensor, ridge: float, cross: Tensor) -> Tensor:
     return solution
 
 
-def _ridged(gram: Tensor, ridge: float) -> Tensor:
+def with_ridge(gram: Tensor, ridge: float) -> Tensor:
     """gram + ridge x its diagonal, and a floor under what never varies."""
     energy = gram.diagonal()
     return gram + torch.diag(ridge * energy + 1e-12 * energy.max().clamp_min(1e-300))

@@ -13,9 +13,9 @@ from ffncompress import recovery
 from ffncompress.budgets import KINDS, LINEAR_KINDS
 from ffncompress.models import Block, oriented
 from ffncompress.records.plan import Replacement, Shape
-from ffncompress.recovery import HybridFit, LinearFit, Metric, Moments, NeuronFit
+from ffncompress.recovery import HybridFit, LinearFit, Metric, NeuronFit
 from ffncompress.recovery.neurons import Fit
-from ffncompress.replacement.moments import BlockMoments
+from ffncompress.replacement.moments import BlockMoments, Pair
 
 PLAIN, STREAM = "plain", "stream"
 WIDTHS = 16  # neurons are kept by sixteenths
@@ -55,8 +55,11 @@ class Fitted:
 
 
 def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module, offer: Offer = EVERYTHING) -> Fitted:
-    """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores."""
-    names = fit_names(block, offer)
+    """Every fit of a block's menu, each with its ridge chosen on held-out rows of its own weighting, and its scores.
+
+    A bypass needs products of h and x: where neurons are divided into runs there is none.
+    """
+    names = [name for name in fit_names(block, offer) if not (moments.runs and name.startswith("hybrid"))]
     probes = {f"hybrid {width}" for width in menu_widths(block, PROBES, offer)}
     maps = fit_some(block, moments, ffn, [n for n in names if not n.startswith("hybrid") or n in probes], offer)
     rest = [name for name in names if name not in maps]
@@ -121,10 +124,12 @@ def fit_some(
     if not widths:
         return maps
     inner, held_out = moments.fit_inner, moments.held_out_inner
-    weight = oriented(ffn.get_submodule(block.layout.out)).detach().T.to(inner.xx)
+    out = ffn.get_submodule(block.layout.out)
+    weight = oriented(out).detach().T.to(inner.xx)
+    bias = out.get_parameter("bias").detach() if block.out_bias else None
     # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
     stops = {*menu_widths(block, range(1, WIDTHS), offer), *widths.values()}
-    thinned = prune_neurons(block, inner, held_out, weight, metric, stops)
+    thinned = prune_neurons(block, moments.of_neurons(weight, bias), weight, metric, stops)
     for name, width in widths.items():
         fit = thinned[width]
         if name.startswith("hybrid"):
@@ -135,19 +140,36 @@ def fit_some(
 
 
 def prune_neurons(
-    block: Block, fit: Moments, held_out: Moments, weight: Tensor, metric: Metric | None, widths: Collection[int]
+    block: Block, parts: Iterable[Pair], weight: Tensor, metric: Metric | None, widths: Collection[int]
 ) -> dict[int, NeuronFit]:
-    """The neurons to keep at each width, with their output matrix; one ridge, the best on held-out rows, for all."""
-    fit, held_out = (m.of_inputs(slice(block.d_inner)) for m in (fit, held_out))
-    h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
-    gram, _, _ = fit.centred_on(h0, y0)
-    loud = (gram.diagonal() * weight.square().sum(1)).topk(block.d_inner // 2).indices  # any half says how rows suffice
-    ridge = recovery.fit_neurons(fit, held_out, loud, weight, biased=block.out_bias).ridge
-    found = recovery.remove_neurons(gram / fit.weight, weight, widths, metric, ridge)
-    return {
-        width: NeuronFit(kept, out, y0 - out.T @ h0[kept] if block.out_bias else None, ridge)
-        for width, (kept, out) in found.items()
-    }
+    """The neurons to keep at each width, with their output matrix; one ridge, the best on held-out rows, for all.
+
+    Args:
+        block: the block.
+        parts: moments of (h, y), or of each run of h and its share of y.
+        weight: the output matrix, [d_inner, d_out].
+        metric: what an error costs by direction.
+        widths: how many are to be left.
+    """
+    grams, means, ridges = [], [], []
+    start = 0
+    for fit, held_out in parts:
+        own = weight[start : start + fit.d_in]
+        start += fit.d_in
+        h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
+        gram, _, _ = fit.centred_on(h0, y0)
+        loud = (gram.diagonal() * own.square().sum(1)).topk(fit.d_in // 2).indices  # any half says how rows suffice
+        ridges.append(recovery.fit_neurons(fit, held_out, loud, own, biased=block.out_bias).ridge)
+        grams.append(gram / fit.weight)
+        means.append((h0, y0))
+    ridge = sorted(ridges)[len(ridges) // 2]
+    h0, y0 = torch.cat([h for h, _ in means]), torch.stack([y for _, y in means]).sum(0)
+
+    def fitted(kept: Tensor, out: Tensor) -> NeuronFit:
+        bias = (y0 - out.T @ h0[kept]).float() if block.out_bias else None
+        return NeuronFit(kept, out.float(), bias, ridge)  # in single precision, for there is one of each width
+
+    return {width: fitted(*left) for width, left in recovery.remove_neurons(grams, weight, widths, metric, ridge)}
 
 
 def linear_scores(

@@ -1,4 +1,4 @@
-"""What every long computation is given: one object instead of three that travel together."""
+"""What every long computation is given: one object instead of four that travel together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ class Run:
     moments = collect_moments(model, blocks, fit_windows, held_out_windows, run)
     """
 
-    def __init__(self, workers: Workers, progress: Progress = silent, stages: Stages | None = None) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        progress: Progress = silent,
+        stages: Stages | None = None,
+        moment_bytes: int | None = None,
+    ) -> None:
         self.workers, self.progress = workers, progress
         self.stages = stages or Stages(workers=workers)  # without a folder: nothing is kept
+        self.moment_bytes = moment_bytes or workers.memory.for_moments  # what moments may fill at once
 
     def loop(
         self, items: Sequence[T], sums: Sequence[Tensor], description: str, key: StageKey | None = None

@@ -109,7 +109,8 @@ class Workers:
         self.device = self._accelerator.device if device in ("auto", "cpu") else usable_device(device)
         whole = Memory.of(memory, stream, self.device)
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.device.type == "cpu" else 1
-        self.memory = Memory(whole.limit // max(1, beside), stream)
+        # what is free is another number a moment later: all processes go by the first one's
+        self.memory = self.from_main(Memory(whole.limit // max(1, beside), stream))
         self.batch_tokens = BATCH_TOKENS  # that a model reads at once
         self._told: set[int] = set()
 

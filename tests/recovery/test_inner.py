@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffncompress.recovery import inner
+from ffncompress.recovery import descent
 from ffncompress.recovery.inner import InnerRows, inner_steps
 
 
@@ -25,8 +25,8 @@ def solve(fit: InnerRows, held_out: InnerRows, out: torch.Tensor) -> torch.Tenso
 
 
 def test_it_is_the_least_squares_solution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inner, "STEPS", 100)
-    monkeypatch.setattr(inner, "PATIENCE", 100)
+    monkeypatch.setattr(descent, "STEPS", 100)
+    monkeypatch.setattr(descent, "PATIENCE", 100)
     fit, _, out = rows_of(1, False, noise=0.5)
     held_out = InnerRows(fit.x, fit.slopes, fit.left, fit.weights, True)  # the same rows: the exact solution is best
     found = solve(fit, held_out, out)

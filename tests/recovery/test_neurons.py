@@ -32,7 +32,7 @@ def error(a: Tensor, b: Tensor, ones: bool = False) -> float:
 
 def test_the_order_takes_out_what_costs_least_once_the_rest_is_refitted() -> None:
     _, h, y, w = ffn_rows()
-    found = remove_neurons(h.T @ h, w, range(1, 13), ridge=0.0)
+    found = dict(remove_neurons(h.T @ h, w, range(1, 13), ridge=0.0))
     for width in range(12, 1, -1):
         left, after = (found[n][0].tolist() for n in (width, width - 1))
         (out,) = set(left) - set(after)
@@ -45,8 +45,11 @@ def test_errors_that_the_loss_does_not_feel_cost_nothing() -> None:
     _, h, _, w = ffn_rows()
     metric = torch.zeros(5, 5, dtype=torch.float64)
     metric[0, 0] = 3.0
-    felt, alone = remove_neurons(h.T @ h, w, [4], Metric.of(metric)), remove_neurons(h.T @ h, w[:, :1], [4])
-    assert felt[4][0].tolist() == alone[4][0].tolist() != remove_neurons(h.T @ h, w, [4])[4][0].tolist()
+    felt, alone, plain = (
+        dict(remove_neurons(h.T @ h, *each))[4][0].tolist()
+        for each in ((w, [4], Metric.of(metric)), (w[:, :1], [4]), (w, [4]))
+    )
+    assert felt == alone != plain
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-2, 1.0])
@@ -55,7 +58,7 @@ def test_the_run_passes_the_refit_of_every_width(biased: bool, ridge: float) -> 
     _, h, y, w = ffn_rows()
     moments = Moments.of(h, y, full_yy=False)
     gram = moments.covariance_x() if biased else moments.xx / moments.weight
-    for kept, out in remove_neurons(gram, w, [9, 5, 2], ridge=ridge).values():
+    for _, (kept, out) in remove_neurons(gram, w, [9, 5, 2], ridge=ridge):
         expected = fit_neurons(moments, moments, kept, w, biased=biased, ridges=(ridge,))
         torch.testing.assert_close(out, expected.out)
 
@@ -70,7 +73,29 @@ def test_a_silent_neuron_goes_first() -> None:
     _, h, _, w = ffn_rows()
     h = h.clone()
     h[:, 4] = 0
-    assert 4 not in remove_neurons(h.T @ h, w, [11])[11][0]
+    assert 4 not in dict(remove_neurons(h.T @ h, w, [11]))[11][0]
+
+
+def test_one_run_is_all_neurons() -> None:
+    _, h, _, w = ffn_rows()
+    whole, run = (dict(remove_neurons(each, w, [9, 5, 2])) for each in (h.T @ h, [h.T @ h]))
+    for width in whole:
+        assert all(torch.equal(a, b) for a, b in zip(whole[width], run[width], strict=True))
+
+
+def test_runs_that_are_unrelated_go_in_the_order_of_the_whole() -> None:
+    """And what is left of the output only grows."""
+    _, h, _, w = ffn_rows()
+    blocks = [h[:, :5].T @ h[:, :5], h[:, 5:9].T @ h[:, 5:9], h[:, 9:].T @ h[:, 9:]]
+    gram, errors = torch.block_diag(*blocks), []
+    whole = dict(remove_neurons(gram, w, range(1, 13), ridge=0.0))
+    for width, (kept, out) in remove_neurons(blocks, w, range(1, 13), ridge=0.0):
+        assert kept.tolist() == whole[width][0].tolist()
+        torch.testing.assert_close(out, whole[width][1])
+        away = w.index_add(0, kept, -out)
+        errors.append((away * (gram @ away)).sum().item())
+    assert errors == sorted(errors)
+    assert errors[-1] > 0
 
 
 @pytest.mark.parametrize("biased", [True, False])
