@@ -14,10 +14,9 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
@@ -97,14 +96,22 @@ def is_streamed(model: nn.Module) -> bool:
     return any(_OWN in module.__dict__ for module in model.modules())
 
 
-def offloaded() -> dict[str, Any]:
-    """What makes transformers leave the weights where they are; `stream_` follows."""
+@contextmanager
+def offloading(wanted: bool) -> Iterator[dict[str, Any]]:
+    """What makes transformers leave the weights where they are; `stream_` follows within."""
+    if not wanted:
+        yield {}
+        return
     folder = tempfile.mkdtemp(prefix="ffncompress-offload-")  # for those that it has to convert
-    return {"device_map": {"": "disk"}, "offload_folder": folder}
+    try:
+        yield {"device_map": {"": "disk"}, "offload_folder": folder}
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
 
 
-def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
-    """A model that was loaded as `offloaded` says, with hooks that bring each module's weights when it runs.
+def stream_(model: Model, offload: Mapping[str, Any], device: torch.device) -> Model:
+    """A model that was loaded with what `offloading` says, with hooks that bring each module's weights when it runs.
 
     Raises:
         ModelError: some weights are not to be found on disk.
@@ -129,21 +136,24 @@ def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
         model.get_submodule(module)._buffers[last] = buffer.to(device)
     _attach(model)
     model.save_pretrained = partial(_save_without_weights, model.save_pretrained)
-    weakref.finalize(model, rmtree, folder, ignore_errors=True)
+    weakref.finalize(model, rmtree, offload["offload_folder"], ignore_errors=True)
     return model
 
 
-def check_finite(model: nn.Module, name: str) -> None:
-    """Every streamed weight, read once.
+def check_stored(model: nn.Module, name: str) -> None:
+    """Every streamed weight, read once: transformers has not.
 
     Raises:
+        ModelError: one has another shape than the model's.
         NumericsError: one is NaN or infinite.
     """
-    for module in model.modules():
-        own: _Streamed | None = module.__dict__.get(_OWN)
-        for at in own.names.values() if own else ():
-            if not all(part.isfinite().all() for part in own.weights.stored(at).split(2**12)):  # type: ignore[union-attr]
-                raise NumericsError(f"{name}: {at} is NaN or infinite in places; check the model's weights")
+    streamed: list[_Streamed] = [module.__dict__[_OWN] for module in model.modules() if _OWN in module.__dict__]
+    for own, key, at in [(each, key, at) for each in streamed for key, at in each.names.items()]:
+        stored = own.weights.stored(at)
+        if stored.shape != own.placeholders[key].shape:
+            raise ModelError(f"{name}: {at} is of another shape than its config.json says; get the model again, whole")
+        if not all(part.isfinite().all() for part in stored.flatten().split(2**22)):
+            raise NumericsError(f"{name}: {at} is NaN or infinite in places; check the model's weights")
 
 
 def loaded(module: nn.Module) -> nn.Module:
