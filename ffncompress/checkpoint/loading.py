@@ -8,9 +8,10 @@ from typing import Any
 from ffncompress.checkpoint.origin import read_origin, verify_files
 from ffncompress.checkpoint.plugin import register
 from ffncompress.errors import ArtifactError, FfncompressError
-from ffncompress.models import find_model, load_tokenizer, load_whole
+from ffncompress.models import Footprint, find_model, load_tokenizer, load_whole
 from ffncompress.passes.proof import prove
 from ffncompress.records.origin import Origin
+from ffncompress.runtime.workers import Workers
 from ffncompress.sanitize import in_short
 from ffncompress.type_aliases import Model
 
@@ -51,7 +52,9 @@ def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Origin:
             f"{directory}: made by ffncompress {origin.ffncompress_version}, which recorded no checksums; "
             "emit it again with ffncompress apply"
         )
-    model = load(directory, dtype="auto", trust_remote_code=trust_remote_code)
+    source = find_model(str(directory), trust_remote_code=trust_remote_code)
+    stream = Workers("cpu").streams(*Footprint.of(source, "auto"))
+    model = load(directory, dtype="auto", trust_remote_code=trust_remote_code, stream=stream)
     prove(model, origin.proof)
-    load_tokenizer(find_model(str(directory), trust_remote_code=trust_remote_code))
+    load_tokenizer(source)
     return origin

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ffncompress.errors import FfncompressError, ModelError, NumericsError
 from ffncompress.modeling_ffncompress import METHOD, of_words
 from ffncompress.models.sources import ModelSource
-from ffncompress.models.streaming import check_finite, offloaded, stream_
+from ffncompress.models.streaming import check_stored, offloading, stream_
 from ffncompress.models.tasks import auto_class
 from ffncompress.sanitize import in_short, parse_json
-from ffncompress.type_aliases import Config, DeviceMap, Model, Tokenizer
+from ffncompress.type_aliases import Config, DeviceMap, LoadingInfo, Model, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -116,11 +116,21 @@ def load_whole(directory: str | Path, name: str, *, stream: bool = False, **opti
     kind = auto_class(_stated(Path(directory)))
     if "gguf_file" not in options:
         _check_depth(Path(directory), name)
-    device = _one_device(options.get("device_map"))
-    options |= offloaded() if stream else {}
-    with quiet_bars():
-        loaded: Model = kind.from_pretrained(directory, output_loading_info=True, **options)
-    model, info = loaded
+    with quiet_bars(), offloading(stream) as offload:
+        loaded: Model = kind.from_pretrained(directory, output_loading_info=True, **options | offload)
+        model, info = loaded
+        _check_complete(name, info)
+        _check_own_type(model, _stated(Path(directory)), kind, name)
+        if stream:
+            check_stored(stream_(model, offload, _one_device(options.get("device_map"))), name)
+            return model
+    for key, value in model.named_parameters():
+        if not value.is_meta and not value.isfinite().all():
+            raise NumericsError(f"{name}: {key} is NaN or infinite in places; check the model's weights")
+    return model
+
+
+def _check_complete(name: str, info: LoadingInfo) -> None:
     absent = sorted(str(key[0] if isinstance(key, tuple) else key)
                     for kind in ("missing_keys", "mismatched_keys") for key in info.get(kind, ()))  # fmt: skip
     if absent:
@@ -129,14 +139,6 @@ def load_whole(directory: str | Path, name: str, *, stream: bool = False, **opti
             f"{name}: {absent[0]}{more} missing from its weights, or of another shape than its config.json says; "
             "get the model again, whole"
         )
-    _check_own_type(model, _stated(Path(directory)), kind, name)
-    if stream:
-        check_finite(stream_(model, options["offload_folder"], device), name)
-        return model
-    for key, value in model.named_parameters():
-        if not value.is_meta and not value.isfinite().all():
-            raise NumericsError(f"{name}: {key} is NaN or infinite in places; check the model's weights")
-    return model
 
 
 def _check_own_type(model: Model, stated: dict[str, Any], kind: Any, name: str) -> None:

@@ -14,15 +14,15 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ffncompress.errors import ModelError, NumericsError
@@ -30,6 +30,8 @@ from ffncompress.type_aliases import Model
 
 HEAD_BYTES = 2**26  # of a head's rows that are in memory together
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+_AT_ONCE = {"backend": "pread"} if "backend" in (safe_open.__text_signature__ or "") else {}  # safetensors 0.8
+_ALIGNED = 64  # bytes, as torch's own tensors are: sums are the same to the last bit then
 _OWN = "_streamed"  # the attribute of a module that holds placeholders: where its weights are
 
 
@@ -39,26 +41,36 @@ class Weights:
 
     index: Mapping[str, Mapping[str, str]]  # as transformers makes it: safetensors_file, weight_name, dtype
     device: torch.device
-    _open: dict[str, Any] = field(default_factory=dict)
+    _open: dict[tuple[str, bool], Any] = field(default_factory=dict)
 
     def stored(self, name: str) -> Tensor:
         """A weight as it is stored: a view of its file, of which only what is looked at is read."""
-        from safetensors import safe_open
+        return self._get(name, {})
 
-        at = self.index[name]
-        file = at["safetensors_file"]
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="pt")
-        tensor: Tensor = self._open[file].get_tensor(at["weight_name"])
-        return tensor
-
-    def cast(self, name: str, tensor: Tensor) -> Tensor:
-        """A weight, or some rows of it, in memory: where and as it is computed with."""
-        return tensor.to(self.device, getattr(torch, self.index[name]["dtype"]), copy=True)
+    def looked_through(self, name: str) -> Tensor:
+        """A weight as it is stored, of which all will be looked at: in memory, unless it is large."""
+        view = self.stored(name)
+        return view if view.nbytes > HEAD_BYTES else self._get(name, _AT_ONCE)
 
     def read(self, name: str) -> Tensor:
-        """A weight, whole."""
-        return self.cast(name, self.stored(name))
+        """A weight in memory, where and as it is computed with; read at once, far quicker than page by page."""
+        found = self._get(name, _AT_ONCE)
+        return self.cast(name, found) if not _AT_ONCE or found.data_ptr() % _ALIGNED else found.to(*self._place(name))
+
+    def cast(self, name: str, tensor: Tensor) -> Tensor:
+        """Some of a weight's view in memory, where and as it is computed with."""
+        return tensor.to(*self._place(name), copy=True)
+
+    def _place(self, name: str) -> tuple[torch.device, torch.dtype]:
+        return self.device, getattr(torch, self.index[name]["dtype"])
+
+    def _get(self, name: str, way: Mapping[str, str]) -> Tensor:
+        at = self.index[name]
+        key = (at["safetensors_file"], bool(way))
+        if key not in self._open:
+            self._open[key] = safe_open(at["safetensors_file"], framework="pt", **way)
+        tensor: Tensor = self._open[key].get_tensor(at["weight_name"])
+        return tensor
 
     def rows(self, name: str, size: int) -> Iterator[tuple[slice, Tensor]]:
         """A matrix so many rows at a time."""
@@ -97,14 +109,22 @@ def is_streamed(model: nn.Module) -> bool:
     return any(_OWN in module.__dict__ for module in model.modules())
 
 
-def offloaded() -> dict[str, Any]:
-    """What makes transformers leave the weights where they are; `stream_` follows."""
+@contextmanager
+def offloading(wanted: bool) -> Iterator[dict[str, Any]]:
+    """What makes transformers leave the weights where they are; `stream_` follows within."""
+    if not wanted:
+        yield {}
+        return
     folder = tempfile.mkdtemp(prefix="ffncompress-offload-")  # for those that it has to convert
-    return {"device_map": {"": "disk"}, "offload_folder": folder}
+    try:
+        yield {"device_map": {"": "disk"}, "offload_folder": folder}
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
 
 
-def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
-    """A model that was loaded as `offloaded` says, with hooks that bring each module's weights when it runs.
+def stream_(model: Model, offload: Mapping[str, Any], device: torch.device) -> Model:
+    """A model that was loaded with what `offloading` says, with hooks that bring each module's weights when it runs.
 
     Raises:
         ModelError: some weights are not to be found on disk.
@@ -129,21 +149,24 @@ def stream_(model: Model, folder: str | Path, device: torch.device) -> Model:
         model.get_submodule(module)._buffers[last] = buffer.to(device)
     _attach(model)
     model.save_pretrained = partial(_save_without_weights, model.save_pretrained)
-    weakref.finalize(model, rmtree, folder, ignore_errors=True)
+    weakref.finalize(model, rmtree, offload["offload_folder"], ignore_errors=True)
     return model
 
 
-def check_finite(model: nn.Module, name: str) -> None:
-    """Every streamed weight, read once.
+def check_stored(model: nn.Module, name: str) -> None:
+    """Every streamed weight, read once: transformers has not.
 
     Raises:
+        ModelError: one has another shape than the model's.
         NumericsError: one is NaN or infinite.
     """
-    for module in model.modules():
-        own: _Streamed | None = module.__dict__.get(_OWN)
-        for at in own.names.values() if own else ():
-            if not all(part.isfinite().all() for part in own.weights.stored(at).split(2**12)):  # type: ignore[union-attr]
-                raise NumericsError(f"{name}: {at} is NaN or infinite in places; check the model's weights")
+    streamed: list[_Streamed] = [module.__dict__[_OWN] for module in model.modules() if _OWN in module.__dict__]
+    for own, key, at in [(each, key, at) for each in streamed for key, at in each.names.items()]:
+        stored = own.weights.looked_through(at)
+        if stored.shape != own.placeholders[key].shape:
+            raise ModelError(f"{name}: {at} is of another shape than its config.json says; get the model again, whole")
+        if not all(part.isfinite().all() for part in stored.flatten().split(2**22)):
+            raise NumericsError(f"{name}: {at} is NaN or infinite in places; check the model's weights")
 
 
 def loaded(module: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffncompress.budgets import Budget, parse_kinds
 from ffncompress.errors import BudgetError, PlanError
-from ffncompress.models import Block, ffn_of, find_blocks, installed, load_model
+from ffncompress.models import Block, Footprint, ffn_of, find_blocks, installed, load_model, shelved
 from ffncompress.models.base import find_base
 from ffncompress.passes.losses import delta_perplexity
 from ffncompress.passes.proof import proof_of
@@ -24,6 +24,7 @@ from ffncompress.replacement.building import build_replacement, tensors_of
 from ffncompress.replacement.fitting import Offer, fit_name, fit_some
 from ffncompress.replacement.moments import BlockMoments
 from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.runtime.workers import Workers
 from ffncompress.sanitize import in_short
 from ffncompress.settings import PlanSettings
 from ffncompress.type_aliases import Model
@@ -49,7 +50,9 @@ def replan(
             "--kinds, --for, --native and --align are measured for, not chosen from moments: plan again from the model"
         )
     with step(progress, "loading the model"):
-        model = load_model(find_base(old.base, trust_remote_code=trust_remote_code))
+        source = find_base(old.base, trust_remote_code=trust_remote_code)
+        stream = Workers("cpu", settings.memory, settings.stream).streams(*Footprint.of(source, "auto"))
+        model = load_model(source, stream=stream)
     blocks = find_blocks(model)
     with _sound(directory):
         return _replanned(old, directory, settings, size, model, blocks, progress)
@@ -85,7 +88,7 @@ def _replanned(
     for block, option in progress(chosen, "fitting replacements"):
         ffn, moments = ffn_of(model, block), BlockMoments.named(load_moments(directory, block.index))
         fits = fit_some(block, moments, ffn, [name := fit_name(option)], offer)
-        modules[block.index] = build_replacement(block, ffn, option.shape, fits[name])
+        modules[block.index] = shelved(build_replacement(block, ffn, option.shape, fits[name]), model)
     reasons = explain(space, choice, old.base_perplexity, None)
     planned = [
         block.model_copy(update={"choice": option, "reason": reason})

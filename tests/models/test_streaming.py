@@ -105,3 +105,20 @@ def test_its_footprint_is_told_from_the_headers(tiny_folder) -> None:
     assert found.weights == 4 * count_parameters(load_model(source))
     assert Footprint.of(source, "bfloat16").weights * 2 == found.weights
     assert found.token == 3 * 4 * (4 * 32 + 3 * 96)  # four attention matrices, three of the FFN
+
+
+def test_a_weight_of_another_shape_is_said_and_nothing_is_left_behind(tiny_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(streaming.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    load_model(find_model(str(tiny_folder("llama")))).save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(90, 32)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"up_proj.*shape"):
+        load_model(find_model(str(tmp_path / "model")), stream=True)
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"up_proj.*missing"):
+        load_model(find_model(str(tmp_path / "model")), stream=True)
+    assert not list((tmp_path / "temporary").glob("ffncompress-offload-*"))
