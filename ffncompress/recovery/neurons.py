@@ -134,7 +134,7 @@ class _Thinning:
     """Neurons that become fewer and fewer, and the output matrix of those that are left."""
 
     def __init__(self, gram: Tensor, weight: Tensor, metric: Metric | None, ridge: float) -> None:
-        self._inverse = torch.linalg.inv(with_ridge(gram, ridge))
+        self._inverse: Tensor = torch.linalg.inv(with_ridge(gram, ridge))
         # a neuron that never speaks explains nothing, whatever its output weights
         w = torch.where(gram.diagonal()[:, None] > 0, weight.to(gram), 0)
         self._felt, self._d_out = w.shape[1], w.shape[1]
@@ -145,7 +145,7 @@ class _Thinning:
 
     def saliency(self) -> Tensor:
         """By how much the error grows without each neuron; without end where it is gone."""
-        saliency = self._w[:, : self._felt].square().sum(1) / self._inverse.diagonal()
+        saliency: Tensor = self._w[:, : self._felt].square().sum(1) / self._inverse.diagonal()
         return saliency.masked_fill_(self.gone, torch.inf)
 
     def take_out_(self, out: Tensor) -> None:
