@@ -134,7 +134,7 @@ class _Thinning:
     """Neurons that become fewer and fewer, and the output matrix of those that are left."""
 
     def __init__(self, gram: Tensor, weight: Tensor, metric: Metric | None, ridge: float) -> None:
-        self._inverse = torch.linalg.inv(with_ridge(gram, ridge))
+        self._inverse: Tensor = torch.linalg.inv(with_ridge(gram, ridge))
         # a neuron that never speaks explains nothing, whatever its output weights
         w = torch.where(gram.diagonal()[:, None] > 0, weight.to(gram), 0)
         self._felt, self._d_out = w.shape[1], w.shape[1]
