@@ -28,7 +28,7 @@ from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Hook, Model
 
-FIT_SHARE = 3.5  # of a block's moments: what they and a fit from them fill at most
+FIT_SHARE = 2.5  # of a block's moments: what they and a fit from them fill together, at least
 ROWS_PER_FEATURE = 4  # below this a map of the block's width is mostly noise
 
 

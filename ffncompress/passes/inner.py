@@ -99,7 +99,7 @@ def _follows_by_runs(
         if not each.held_out:
             add_rows_(pairs, each.h, each.weights, held_out=False)
     workers.sum_([fit.xx for fit, _ in pairs])
-    found = out_steps(rows, out, [fit.xx for fit, _ in pairs], RIDGE_BY_RUNS, workers.sum_)
+    found = out_steps(rows, [fit.xx for fit, _ in pairs], torch.zeros_like(out), RIDGE_BY_RUNS, workers.sum_)
     return (torch.zeros_like(out), out.new_zeros(())) if found is None else (found[0], out.new_tensor(-found[1]))
 
 

@@ -22,7 +22,7 @@ from ffncompress.replacement.fitting import prune_neurons
 from ffncompress.replacement.moments import add_rows_, no_rows, run_sizes, shares_of
 from ffncompress.runtime.workers import Workers
 
-DRIFT_RIDGE = 2.0  # relative to a neuron's energy; how many steps are taken is what held-out rows choose
+DRIFT_RIDGES = (0.1, 2.0)  # relative to a neuron's energy; each is a few passes over the rows
 
 
 class WideSums:
@@ -63,28 +63,35 @@ class WideSums:
         sums, weight = torch.cat([own.x for own, _ in self.runs])[fit.kept], self.runs[0][0].weight
         h0, none = sums / weight * self.block.out_bias, sums.new_zeros(self.block.d_out)
         found = out_steps(
-            lambda: self._rows(fit, h0, none, drift=False), fit.out, self._grams(fit.kept, h0), fit.ridge,
-            workers.sum_, pull=self.weight[fit.kept] - fit.out,
+            lambda: self._rows(fit, h0, none, drift=False), self._grams(fit.kept, h0),
+            self.weight[fit.kept] - fit.out, fit.ridge, workers.sum_,
         )  # fmt: skip
         return fit if found is None else _moved(fit, found[0], h0, none)
 
     def _undoing(self, fit: NeuronFit, workers: Workers) -> NeuronFit:
         """What these neurons can undo of the drift, as far as held-out rows bear it out."""
-        h0, d0 = (fit.out.new_zeros(size, dtype=torch.float64) for size in fit.out.shape)
-        weight = h0.new_zeros(1)
-        for rows in self._rows(fit, h0, d0, drift=True):
-            if not rows.held_out:
-                weight += rows.weights.sum()
-                h0 += (rows.weights[:, None] * rows.h).sum(0) * self.block.out_bias
-                d0 += (rows.weights[:, None] * rows.left).sum(0) * self.block.out_bias
-        workers.sum_([weight, h0, d0])
-        h0, d0 = h0 / weight, d0 / weight
+        weight, h0, d0 = self._drift_means(fit, workers)
         share = weight / self.runs[0][0].weight
         grams = [share * gram for gram in self._grams(fit.kept, h0)]
-        found = out_steps(
-            lambda: self._rows(fit, h0, d0, drift=True), fit.out, grams, DRIFT_RIDGE, workers.sum_
-        )  # fmt: skip
+        none = torch.zeros_like(fit.out)
+        tried = [
+            out_steps(lambda: self._rows(fit, h0, d0, drift=True), grams, none, ridge, workers.sum_)
+            for ridge in DRIFT_RIDGES
+        ]
+        found = min((each for each in tried if each), key=lambda each: each[1], default=None)
         return fit if found is None else _moved(fit, found[0], h0, d0)
+
+    def _drift_means(self, fit: NeuronFit, workers: Workers) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight of the fit rows whose drift is known, and the means of h and of drift that a bias takes up."""
+        none, no_drift = (fit.out.new_zeros(size) for size in fit.out.shape)
+        weight, h, drift = (fit.out.new_zeros(size, dtype=torch.float64) for size in (1, *fit.out.shape))
+        for rows in self._rows(fit, none, no_drift, drift=True):
+            if not rows.held_out:
+                weight += rows.weights.sum()
+                h += (rows.weights[:, None] * rows.h).sum(0)
+                drift += (rows.weights[:, None] * rows.left).sum(0)
+        workers.sum_([weight, h, drift])
+        return weight, h / weight * self.block.out_bias, drift / weight * self.block.out_bias
 
     def _rows(self, fit: NeuronFit, h0: Tensor, left0: Tensor, *, drift: bool) -> Iterator[OutRows]:
         """The rows less their means, with what the fit leaves of the output, or of the drift.

@@ -5,7 +5,6 @@ pulls the step. D minimises sum w |r - D'h|^2 + k |D - P|^2_E, so it solves
 
     (sum w h h' + k E) D = sum w h r' + k E P.
 
-Where nothing pulls, k is 0 there, and how many steps are taken does what a ridge would.
 The matrix is only multiplied with, from rows. Its blocks along the diagonal are known, for runs of neurons, and their
 inverses stand for the whole one's: conjugate gradients (see descent.py) find in a few steps what lies between runs.
 """
@@ -38,27 +37,25 @@ class OutRows:
 
 def out_steps(
     batches: Callable[[], Iterable[OutRows]],
-    out: Tensor,
     grams: Sequence[Tensor],
+    pull: Tensor,
     ridge: float,
     total: Callable[[list[Tensor]], None],
-    pull: Tensor | None = None,
 ) -> tuple[Tensor, float] | None:
     """The step of the output matrix that serves held-out rows best, and what it changes; none where no step does.
 
     Args:
         batches: the rows, fit and held-out, once more at each call.
-        out: what is stepped from, [width, d_out].
         grams: sum w h h' of the fit rows, of each run of neurons.
+        pull: where the ridge pulls the step, [width, d_out].
         ridge: relative to each neuron's own energy.
         total: what makes sums those of all processes.
-        pull: where the ridge pulls the step, [width, d_out]; none: it only says in which directions steps are short.
     """
-    energy = ridge * torch.cat([gram.diagonal() for gram in grams])[:, None] * (pull is not None)
+    energy = ridge * torch.cat([gram.diagonal() for gram in grams])[:, None]
     factors = [torch.linalg.cholesky(with_ridge(gram, ridge)) for gram in grams]
 
     def sums(error: Callable[[OutRows], Tensor]) -> tuple[Tensor, Tensor]:
-        fit, held_out = (torch.zeros_like(out, dtype=torch.float64) for _ in range(2))
+        fit, held_out = (torch.zeros_like(pull, dtype=torch.float64) for _ in range(2))
         for rows in batches():
             (held_out if rows.held_out else fit).add_(rows.gradient(error(rows)))
         total([fit, held_out])
@@ -73,5 +70,4 @@ def out_steps(
         return torch.cat([torch.cholesky_solve(*each) for each in zip(parts, factors, strict=True)])
 
     right, held_right = sums(lambda rows: rows.left)
-    right = right if pull is None else right + energy * pull
-    return descend(right, held_right, products, whiten)
+    return descend(right + energy * pull, held_right, products, whiten)

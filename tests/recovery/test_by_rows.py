@@ -26,8 +26,7 @@ def found(runs: tuple[int, ...], sign: float = 1.0) -> Tensor | None:
     fit = OutRows(h[:, KEPT], h @ w - h[:, KEPT] @ w[KEPT], weights, False)
     other = OutRows(fit.h, sign * fit.left, weights, True)
     grams = [part.T @ (weights[:, None] * part) for part in fit.h.split(runs, 1)]
-    pull = torch.zeros_like(w[KEPT])
-    steps = out_steps(lambda: [fit, other], w[KEPT], grams, RIDGE, lambda _tensors: None, pull)
+    steps = out_steps(lambda: [fit, other], grams, torch.zeros_like(w[KEPT]), RIDGE, lambda _tensors: None)
     return None if steps is None else w[KEPT] + steps[0]
 
 
