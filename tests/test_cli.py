@@ -77,7 +77,7 @@ def test_the_pipeline_by_hand(
     assert json.loads(Path("r.json").read_text())["passed"] is True
     suite = ElementTree.parse("r.xml").getroot()
     assert suite.get("failures") == "0"
-    assert run(["eval", "slim", "--tokens", "600", "--repeats", "1", "--max-delta", "0.0001", "--junit", "r.xml"]) == 1
+    assert run(["eval", "slim", "--tokens", "4000", "--repeats", "1", "--max-delta", "0.0001", "--junit", "r.xml"]) == 1
     assert ElementTree.parse("r.xml").getroot().get("failures") == "1"
     capsys.readouterr()
     assert run(["show", "slim"]) == 0

@@ -78,7 +78,7 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
         lambda: sequence_losses(model, corpus.verify, run, "measuring the base at the gate's context"),
     )  # fmt: skip
     short_losses = stages.keep("base", {}, lambda: sequence_losses(model, corpus.choose, run, "measuring the base"))
-    doubt = run.workers.from_main(_doubt_of_base(model, corpus, base_losses, short_losses))
+    doubt = stages.do("doubt", {}, str | None, lambda: _doubt_of_base(model, corpus, base_losses, short_losses))
     if doubt and settings.by_limit:
         raise refuse(doubt)
 

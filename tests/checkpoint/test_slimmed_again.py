@@ -26,6 +26,7 @@ from ffncompress.replacement.fitting import fit_name
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.settings import PlanSettings
+from ffncompress.text.parts import read_parts
 
 IDS = torch.arange(5, 25)[None]
 KINDS = Kind.__args__
@@ -125,7 +126,7 @@ def test_nothing_left_is_said(mixed_folder, tmp_path: Path) -> None:
 def test_any_two_models_are_judged(demo_slim: Path, tiny_folder, tmp_path: Path) -> None:
     """A slimmed model that was trained and saved elsewhere; its base; a model as such."""
     text = tmp_path / "text.txt"
-    text.write_text("It was a dark and stormy night; the rain fell in torrents, and nobody was out. " * 80)
+    text.write_text(read_parts("stories")["report"].joined[:8000])
     trained = tmp_path / "trained"
     demo_slim = Path(shutil.copytree(demo_slim, tmp_path / "slim"))  # judging writes into it, and others use it too
     model = load(demo_slim)

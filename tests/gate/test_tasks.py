@@ -213,7 +213,7 @@ def test_tasks_end_to_end(demo_slim: Path, tmp_path: Path) -> None:
     card = (slim / "README.md").read_text()
     assert "| little (acc) | 8 | 75.0 % |" in card
     assert "KL(base || slimmed)" in card
-    assert max(map(len, done.output.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) <= 100
     again = api.evaluate(slim, tokens=600, repeats=1, max_delta="500%", baseline=str(tmp_path / "gate.json"))
     assert again.passed
     assert again.baseline is not None

@@ -76,7 +76,7 @@ def test_a_large_model_takes_several_passes() -> None:
     blocks = find_blocks(tiny_model("gpt2"))
     wide = 128 + 32
     size = 16 * (32 * (32 + 32) + wide * (wide + 32))
-    assert [len(group) for group in group_by_memory(blocks)] == [3]
+    assert [len(group) for group in group_by_memory(blocks, 2**30)] == [3]
     assert [len(group) for group in group_by_memory(blocks, 2 * size)] == [2, 1]
     assert [len(group) for group in group_by_memory(blocks, 1)] == [1, 1, 1]
     model, ids = tiny_model("gpt2"), windows(4)

@@ -27,7 +27,7 @@ from ffncompress.settings import PlanSettings
 
 MOMENT_BYTES = 8 * 2**30
 
-WHOLE = Run(Workers("cpu"))
+WHOLE = Run(Workers("cpu"), moment_bytes=MOMENT_BYTES)
 
 
 def by_runs(block: Block) -> Run:
