@@ -1,6 +1,6 @@
 """profile, plan, apply and eval of a checkpoint that is at least four times larger than the memory they may take.
 
-    python benchmarks/larger_than_memory.py FOLDER --limit 900MB
+    python benchmarks/larger_than_memory.py FOLDER --limit 700MB
 
 Writes a random Llama of about four times the limit into FOLDER, in shards, and runs each command as a child process in
 a control group of the kernel's with that hard limit: who takes more is killed. Without control groups, or the right to
@@ -27,7 +27,7 @@ from shutil import copyfile
 from ffncompress.budgets import parse_size
 
 SHAPE = {
-    "vocab_size": 32_768, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 128, "head_dim": 128,
+    "vocab_size": 32_768, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 128, "head_dim": 128,
     "num_key_value_heads": 128, "max_position_embeddings": 256,
 }  # fmt: skip
 READING = ["--tokens", "1440", "--data", "text.txt"]
@@ -126,7 +126,7 @@ def main() -> None:
     """Make the model, run the commands, print what each took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--limit", default="900MB")
+    parser.add_argument("--limit", default="700MB")
     parser.add_argument("--times", type=float, default=4.05, help="how much larger than the limit the model is")
     asked = parser.parse_args()
     folder, limit = asked.folder.resolve(), parse_size(asked.limit)

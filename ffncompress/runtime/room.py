@@ -17,6 +17,7 @@ import torch
 from ffncompress.budgets import parse_size
 
 SHARE = 0.8  # of what is free: others live here too
+LEAST = 4  # what is asked for is never taken for less than this part of it
 BATCH_TOKENS = 1024  # that a model in memory reads at once
 STREAMED_TOKENS = (128, 8192)  # the fewest and the most that a streamed one does
 _UNLIMITED = 2**60
@@ -31,8 +32,11 @@ class Memory:
 
     @classmethod
     def of(cls, asked: str | None, stream: bool | None, device: torch.device) -> Memory:
-        """As asked for, or most of what is free."""
-        return cls(parse_size(asked) if asked else int(SHARE * free_memory(device)), stream)
+        """As asked for, less what this process has taken already; or most of what is free."""
+        if asked is None:
+            return cls(int(SHARE * free_memory(device)), stream)
+        whole = parse_size(asked)
+        return cls(max(whole - (held_already() if device.type == "cpu" else 0), whole // LEAST), stream)
 
     @property
     def for_moments(self) -> int:
@@ -55,6 +59,15 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_available(), *_left_in_groups(), _UNLIMITED)
+
+
+def held_already() -> int:
+    """What this process has in memory that is not a view of a file: libraries, mostly."""
+    try:
+        found = re.search(r"RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:  # not Linux
+        return 0
+    return int(found[1]) * 1024 if found else 0
 
 
 def _available() -> int:

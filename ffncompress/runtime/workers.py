@@ -139,7 +139,7 @@ class Workers:
         found = self.memory.streams(weights)
         if found and self.memory.stream is None and weights not in self._told and self.is_main:
             self._told.add(weights)
-            asked = f"{in_words(weights)} of weights, {in_words(self.memory.limit)} of memory"
+            asked = f"{in_words(weights)} of weights, {in_words(self.memory.limit)} of memory left"
             logging.getLogger("ffncompress").info("%s: read from disk, layer by layer", asked)
         self.batch_tokens = self.memory.tokens(token) if found else BATCH_TOKENS
         return found

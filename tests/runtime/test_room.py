@@ -50,7 +50,7 @@ def test_streaming_by_itself_says_so_once(caplog) -> None:
             False,
         ]
     assert [record.getMessage() for record in caplog.records] == [
-        "1 MB of weights, 1 MB of memory: read from disk, layer by layer"
+        "1 MB of weights, 0 MB of memory left: read from disk, layer by layer"
     ]
     assert workers.batch_tokens == room.BATCH_TOKENS
 
@@ -66,3 +66,11 @@ def test_the_smallest_control_group_counts(tmp_path, monkeypatch) -> None:
     assert left == [[], [800]]
     monkeypatch.setattr(room, "_left_in_groups", lambda: [5, 7])
     assert free_memory(torch.device("cpu")) == 5
+
+
+def test_what_a_process_holds_already_is_taken_off(monkeypatch) -> None:
+    monkeypatch.setattr(room, "held_already", lambda: 300)
+    assert Memory.of("1k", None, torch.device("cpu")).limit == 700
+    monkeypatch.setattr(room, "held_already", lambda: 10**9)
+    assert Memory.of("1k", None, torch.device("cpu")).limit == 250
+    assert 0 < Memory.of(None, None, torch.device("cpu")).limit <= room.SHARE * free_memory(torch.device("cpu")) * 1.2
