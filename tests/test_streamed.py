@@ -25,7 +25,9 @@ def plans(tmp_path_factory, short_demo):
 @pytest.mark.slow
 def test_the_plan_is_the_same(plans) -> None:
     folder, (whole, streamed) = plans
-    assert [block.choice for block in whole.blocks] == [block.choice for block in streamed.blocks]
+    chosen = [[block.choice and block.choice.shape for block in plan.blocks] for plan in (whole, streamed)]
+    assert any(chosen[0])
+    assert chosen[0] == chosen[1]
     for own, other in zip(whole.blocks, streamed.blocks, strict=True):
         assert other.scores.r2_lin == pytest.approx(own.scores.r2_lin, abs=1e-9)
         assert other.swap.delta == pytest.approx(own.swap.delta, abs=1e-3)
