@@ -29,8 +29,8 @@ def test_the_plan_is_the_same(plans) -> None:
     assert any(chosen[0])
     assert chosen[0] == chosen[1]
     for own, other in zip(whole.blocks, streamed.blocks, strict=True):
-        assert other.scores.r2_lin == pytest.approx(own.scores.r2_lin, abs=1e-9)
-        assert other.swap.delta == pytest.approx(own.swap.delta, abs=1e-3)
+        assert other.scores.r2_lin == pytest.approx(own.scores.r2_lin, abs=1e-7)
+        assert other.swap.delta == pytest.approx(own.swap.delta, rel=1e-4, abs=1e-3)
     tensors, others = (load_file(folder / name / "replacements.safetensors") for name in ("whole", "streamed"))
     assert all(torch.allclose(tensors[name], others[name], atol=1e-4) for name in tensors)
 
@@ -56,8 +56,8 @@ def test_the_profile_is_the_same(tmp_path, short_demo) -> None:
         api.profile(str(short_demo), tmp_path / str(i), tokens=4096, **how) for i, how in enumerate(({}, STREAMED))
     )
     for own, other in zip(whole.profiles[0].blocks, streamed.profiles[0].blocks, strict=True):
-        assert other.scores.r2_lin == pytest.approx(own.scores.r2_lin, abs=1e-9)
-        assert other.swap.delta == pytest.approx(own.swap.delta, abs=1e-3)
+        assert other.scores.r2_lin == pytest.approx(own.scores.r2_lin, abs=1e-7)
+        assert other.swap.delta == pytest.approx(own.swap.delta, rel=1e-4, abs=1e-3)
 
 
 def test_what_needs_the_model_in_memory_says_so(short_demo, tmp_path, demo_plan) -> None:
