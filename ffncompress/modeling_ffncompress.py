@@ -191,15 +191,9 @@ def _new_hybrid(own: type[nn.Module]) -> nn.Module:
 
 
 def build(
-    kind: str,
-    width: int,
-    rank: int,
-    inner: Iterable[str],
-    out: str,
-    ffn: nn.Module,
-    fused: int = 1,
+    kind: str, width: int, rank: int, inner: Iterable[str], out: str, ffn: nn.Module, fused: int = 1,
     activation: str | None = None,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """An uninitialised replacement for an FFN.
 
     Args:
@@ -418,13 +412,10 @@ class FfncompressQuantizer(HfQuantizer):
                 raise self.error(f"{path}: its weights are stored as {', '.join(sorted(dtypes))}; {_EMIT_AGAIN}")
 
     def is_serializable(self) -> bool:
-        """A model loaded by it can be saved again."""
+        """A model loaded by it can be saved again, and trained: nothing is quantised."""
         return True
 
-    @property
-    def is_trainable(self) -> bool:
-        """And trained: nothing is quantised."""
-        return True
+    is_trainable = property(is_serializable)
 
 
 def quantizer_of(config: FfncompressConfig, kind: type[FfncompressQuantizer], **options: Any) -> HfQuantizer:
@@ -457,7 +448,15 @@ def _both(turn: str, ours: FfncompressQuantizer, theirs: Any, subject: Any = Non
     else:
         for name in _TURNS:
             del theirs.__dict__[name]
+        _leave_unpacked_(subject)
     return getattr(theirs.__class__, turn)(theirs, subject, **options)
+
+
+def _leave_unpacked_(model: nn.Module) -> None:
+    """On some CPUs bitsandbytes packs 4-bit matrices, and fails on those that are not made of its blocks."""
+    packed: Iterable[Any] = (m for m in model.modules() if getattr(m, "support_avx512bf16_for_cpu", False))
+    for module in packed:
+        module.support_avx512bf16_for_cpu = not (module.out_features % 32 or module.in_features % 64)
 
 
 def merge_configs(original: Any, stored: Any, asked: Any = None, **options: Any) -> Any:

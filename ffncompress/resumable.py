@@ -15,6 +15,7 @@ from ffncompress.planning.planner import make_plan
 from ffncompress.planning.replan import replan
 from ffncompress.planning.saving import save_plan
 from ffncompress.records.plan import PLAN_FILE, Plan
+from ffncompress.runtime.products import fast_products
 from ffncompress.runtime.progress import Progress, Timed
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Stages
@@ -60,6 +61,7 @@ def plan_into(
             known = partial(journal.has, "plan")
             target = claims.enter_context(claimed(output, "plan", overwrite=overwrite, inputs=inputs, known=known))
             done = journal.has("plan", target)
+        claims.enter_context(fast_products(workers.device))
         stages = claims.enter_context(Stages(working, workers))
         if workers.from_main(done):  # its last run was killed after that
             return Plan.load(output)

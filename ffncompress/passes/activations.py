@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,14 @@ class Rows:
         """What an error of y weighs: as a share of the stream that it is added to, by what a norm makes of it."""
         weights = stream_weights(self.stream)
         return weights if self.added is None else weights * gains(self.y, self.added)
+
+    @classmethod
+    def together(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        found = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
+        return cls(*(None if each[0] is None else torch.cat(each) for each in found))  # type: ignore[arg-type]
 
     def detached(self, device: torch.device) -> Rows:
         """The same rows on a device, without a graph behind them."""

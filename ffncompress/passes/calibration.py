@@ -12,16 +12,18 @@ neurons are divided into runs (see replacement/moments.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ffncompress.errors import BudgetError, NumericsError, TextError
 from ffncompress.models import Block, oriented, out_projection
 from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.walking import Walk
 from ffncompress.replacement.moments import BlockMoments, add_rows_, moment_bytes, runs_within
+from ffncompress.runtime.memory import AddedOnce, Halving
 from ffncompress.runtime.room import free_memory
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
@@ -109,12 +111,12 @@ def collect_moments(
     batches = [(batch, False) for _, batch in own_batches(fit_windows, run.workers)]
     batches += [(batch, True) for _, batch in own_batches(held_out_windows, run.workers)]
     steps = steps or Walk(model, blocks, None)
-    role = {"held_out": False}
     sums = [tensor for each in moments for part in each.all() for tensor in part.tensors()]
-    with hooked(model, _moment_hooks(blocks, moments, role)):
-        for at, (batch, held_out) in run.loop([*enumerate(batches)], sums, "scoring blocks", key):
-            role["held_out"] = held_out
-            steps.forward(blocks, at, batch)
+    halving, once = Halving(), AddedOnce(len(blocks))
+    with hooked(model, _moment_hooks(blocks, moments, once, held_out := [False])):
+        for at, (batch, held_out[0]) in run.loop([*enumerate(batches)], sums, "scoring blocks", key):
+            once.begin()
+            halving(partial(_score, steps, blocks, at, once), batch, range(len(batch)))
     for block, each in zip(blocks, moments, strict=True):
         for part in each.all():
             run.workers.sum_(part.tensors())
@@ -134,21 +136,29 @@ def _device_of(model: nn.Module, block: Block) -> torch.device:
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
-def _moment_hooks(
-    blocks: list[Block], moments: list[BlockMoments], role: dict[str, bool]
-) -> Iterator[tuple[str, Hook]]:
-    """Hooks that feed the moments; `role["held_out"]` says which set the batch under way belongs to."""
-    for block, own in zip(blocks, moments, strict=True):
+def _score(steps: Walk, blocks: list[Block], at: int, once: AddedOnce, ids: Tensor, windows: Sequence[int]) -> None:
+    """Some windows of a batch, past the hooks."""
+    with once.part(windows[0], len(windows)):
+        steps.forward(blocks, at, ids)
 
-        def feed(rows: Rows, own: BlockMoments = own) -> None:
-            plain, inner = own.pair(role["held_out"])
-            x, h, y, weights = (t.to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.weights()))
-            plain.update_(x.double(), y.double())
-            if own.runs:
-                add_rows_(own.runs, h, weights, role["held_out"])
-            if own.neurons:
-                inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], weights, torch.float32)
-            else:
-                inner.update_(x.double(), y.double(), weights)
+
+def _moment_hooks(
+    blocks: list[Block], moments: list[BlockMoments], once: AddedOnce, held_out: list[bool]
+) -> Iterator[tuple[str, Hook]]:
+    """Hooks that feed the moments; `held_out[0]` says which set the batch under way belongs to."""
+    for i, (block, own) in enumerate(zip(blocks, moments, strict=True)):
+
+        def feed(rows: Rows, i: int = i, own: BlockMoments = own) -> None:
+            plain, inner = own.pair(held_out[0])
+            first = own.runs[0][held_out[0]] if own.runs else inner
+            with once.adding(i, len(rows.x), first.rows) as new:  # what needs most memory comes first
+                x, h, y, weights = (t[new].to(plain.x.device) for t in (rows.x, rows.h, rows.y, rows.weights()))
+                if own.runs:
+                    add_rows_(own.runs, h, weights, held_out[0])
+                if own.neurons:
+                    inner.update_(torch.cat([h, x.to(h)], 1), y[:, :0], weights, torch.float32)
+                else:
+                    inner.update_(x.double(), y.double(), weights)
+                plain.update_(x.double(), y.double())
 
         yield from row_hooks(block, feed)

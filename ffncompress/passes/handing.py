@@ -7,11 +7,12 @@ when a layer ends is kept beside its output, and put there again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ffncompress.models import standing_in
 from ffncompress.type_aliases import LayerOutput
@@ -48,3 +49,30 @@ def handing_on(layers: list[nn.Module], handed: Callable[[], Handed]) -> Iterato
 
 def _mappings(args: tuple[object, ...], kwargs: dict[str, object]) -> list[MutableMapping[Any, Any]]:
     return [each for each in (*args, *kwargs.values()) if isinstance(each, MutableMapping)]
+
+
+def windows_of(handed: Handed | None, windows: Sequence[int], of: int) -> Handed | None:
+    """What was handed on, of some windows of a batch of so many."""
+    if handed is None or len(windows) == of:
+        return handed
+    at = slice(windows[0], windows[-1] + 1)
+    found: Handed = _each(lambda tensors: tensors[0][at] if tensors[0].shape[:1] == (of,) else tensors[0], [handed])
+    return found
+
+
+def together(handed: Sequence[Handed]) -> Handed:
+    """What was handed on by the parts of a batch, as by the whole of it."""
+    whole: Handed = handed[0] if len(handed) == 1 else _each(torch.cat, handed)
+    return whole
+
+
+def _each(work: Callable[[list[Tensor]], Tensor], values: Sequence[Any]) -> Any:
+    """Values of one form, made into one, tensor by tensor."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return work([*values])
+    if isinstance(first, dict):
+        return {key: _each(work, [value[key] for value in values]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)([_each(work, parts) for parts in zip(*values, strict=True)])
+    return first

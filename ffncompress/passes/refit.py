@@ -13,15 +13,16 @@ the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, shelved
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
-from ffncompress.passes.handing import Handed, handing_on, kept_from
+from ffncompress.passes.handing import Handed, handing_on, kept_from, together, windows_of
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
 from ffncompress.passes.refit_sums import Sums
 from ffncompress.passes.spool import Spool
@@ -31,7 +32,8 @@ from ffncompress.recovery import NeuronFit
 from ffncompress.recovery.inner import InnerRows
 from ffncompress.recovery.neurons import Fit
 from ffncompress.replacement.building import build_replacement
-from ffncompress.replacement.moments import runs_within
+from ffncompress.replacement.moments import moment_bytes, runs_within
+from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import Facts
 from ffncompress.runtime.workers import Workers
@@ -70,14 +72,15 @@ def refit(
         inner: refit the matrices that lead into kept neurons too, not only the one that leads out.
     """
     batches = _batches(fit_windows, held_out_windows, run.workers, all_aimed=inner)
+    pass_layer = _Layers(model, blocks)
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
     with spool() as folder:
-        states = Spool(folder)
+        states = Spool(folder, _room(blocks, run))
         for block in run.progress(blocks[: last + 1], "refitting in order"):
             shape = shapes.get(block.index)
             if shape is None:
-                _walk_on(model, blocks, block, batches, states, drifted=bool(made))
+                _walk_on(pass_layer, block, batches, states, drifted=bool(made))
                 continue
             metric = None if metrics is None else metrics[block.index]
             up_to_here = {i: asdict(each) for i, each in sorted(shapes.items()) if i <= block.index}
@@ -88,11 +91,11 @@ def refit(
             keeps_h = shape.kind == "neurons" and runs == 1 and not inner and not _goes_on(block)
             for at, batch in enumerate(batches):
                 entering = states.get("slimmed", at)
-                rows, output = run_layer(model, blocks, block.index, batch.ids, entering)
+                rows, output = pass_layer.watched(block.index, batch.ids, entering)
                 states.put("slimmed", at, output)  # its form is right; the replacement's stream comes below
                 original = rows
                 if batch.aimed and made:
-                    original, behind = run_layer(model, blocks, block.index, batch.ids, states.get("original", at))
+                    original, behind = pass_layer.watched(block.index, batch.ids, states.get("original", at))
                     states.put("original", at, behind)
                 elif batch.aimed:
                     states.put("original", at, output)
@@ -115,7 +118,7 @@ def refit(
             for at, batch in enumerate(batches):
                 if _goes_on(block):
                     with installed(model, {block.path: module}):
-                        output = _pass_layer(model, blocks, block.index, batch.ids, states.get("entering", at))
+                        output = pass_layer(block.index, batch.ids, states.get("entering", at))
                 else:
                     fed, before = states.get("rows", at)
                     y = _of_kept(module, block, fit, fed) if keeps_h else on_rows(module.to(fed), fed)
@@ -147,13 +150,17 @@ def _goes_on(block: Block) -> bool:
     return bool(block.stream_path or block.gate_path)
 
 
-def _walk_on(
-    model: Model, blocks: list[Block], block: Block, batches: list[_Batch], states: Spool, *, drifted: bool
-) -> None:
+def _room(blocks: list[Block], run: Run) -> int:
+    """What states may fill in memory: moments are of one block at a time here, and leave the rest of theirs."""
+    largest = max(moment_bytes(block, runs_within(block, run.moment_bytes)) for block in blocks)
+    return run.moment_bytes - 2 * largest
+
+
+def _walk_on(pass_layer: _Layers, block: Block, batches: list[_Batch], states: Spool, *, drifted: bool) -> None:
     """The streams through a layer whose block is kept."""
     for at, batch in enumerate(batches):
         for name in ("slimmed", "original") if batch.aimed and drifted else ("slimmed",):
-            states.put(name, at, _pass_layer(model, blocks, block.index, batch.ids, states.get(name, at)))
+            states.put(name, at, pass_layer(block.index, batch.ids, states.get(name, at)))
 
 
 def _of_kept(module: nn.Module, block: Block, fit: Fit, h: Tensor) -> Tensor:
@@ -198,6 +205,35 @@ def _refit_inner_(
         return refit_inner(module, block, spooled, aimed, run.workers, runs) or {}
 
     module.load_state_dict(run.stages.keep(f"inner refit of block {block.index}", facts, make), strict=False)
+
+
+class _Layers:
+    """One layer of a model, on the state before it; of a batch that does not fit, some windows after others."""
+
+    def __init__(self, model: Model, blocks: list[Block]) -> None:
+        self._model, self._blocks, self._halving = model, blocks, Halving()
+
+    def __call__(self, index: int, ids: Tensor, state: Handed | None) -> Handed:
+        """The state after a block's layer."""
+        return self._run(index, ids, state, _pass_layer)
+
+    def watched(self, index: int, ids: Tensor, state: Handed | None) -> tuple[Rows, Handed]:
+        """A block's rows too."""
+        rows: list[Rows] = []
+
+        def run(*layer: Any) -> Handed:
+            found, output = run_layer(*layer)
+            rows.append(found)
+            return output
+
+        output = self._run(index, ids, state, run)
+        return Rows.together(rows), output
+
+    def _run(self, index: int, ids: Tensor, state: Handed | None, run: Callable[..., Handed]) -> Handed:
+        def part(own: Tensor, windows: range) -> Handed:
+            return run(self._model, self._blocks, index, own, windows_of(state, windows, len(ids)))
+
+        return together(self._halving(part, ids, range(len(ids))))
 
 
 def run_layer(

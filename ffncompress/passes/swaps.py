@@ -2,14 +2,14 @@
 
 A batch is run once through the original model, keeping the hidden state that enters each layer. To try a replacement
 in layer i, the layers before it are told to hand on that state instead of computing it, so the model's own forward
-(masks, positions, final norm, head) runs unchanged, whatever the family. A batch is not halved where memory runs out:
-what was kept, and what hooks add, is of the whole one.
+(masks, positions, final norm, head) runs unchanged, whatever the family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ffncompress.passes.activations import Rows, hooked, own_batches, row_hooks
 from ffncompress.passes.handing import Handed, handing_on, kept_from
 from ffncompress.passes.objective import objective_of
 from ffncompress.recovery import LinearFit
+from ffncompress.runtime.memory import Halving, shrinking
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
 from ffncompress.text.windows import TokenWindows
@@ -67,10 +68,15 @@ def _with_errors(
 ) -> list[SequenceErrors]:
     """Each block's linear error on each window, while something runs the model over them."""
     errors = [_no_errors(len(windows), block) for block in blocks]
-    for at, batch in run.progress(own_batches(windows, run.workers), "measuring errors"):
+    halving = Halving()
+
+    def measure(at: Tensor, batch: Tensor) -> None:
         feeds = [(b, _error_feed(fit, each, at)) for b, fit, each in zip(blocks, fits, errors, strict=True)]
         with hooked(model, [hook for feed in feeds for hook in row_hooks(*feed)]):
             read(at, batch)
+
+    for at, batch in run.progress(own_batches(windows, run.workers), "measuring errors"):
+        halving(measure, at, batch)
     run.workers.sum_([t for e in errors for t in (e.squared_errors, e.rows, e.sums, e.squares)])
     return errors
 
@@ -86,17 +92,56 @@ def measure_swaps(
 ) -> list[Tensor]:
     """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable."""
     rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
-    states: list[Handed] = []
-    base = torch.zeros(0)
-    layers = [model.get_submodule(block.layer_path) for block in blocks]
+    prefixes = _Prefixes(model, [model.get_submodule(block.layer_path) for block in blocks])
     steps = [(at, batch, i) for at, batch in own_batches(windows, run.workers) for i in range(len(blocks))]
     for at, batch, i in run.loop(steps, rises, "trying swaps", key):
-        if i == 0 or not states:
-            states, base = _run_and_keep(model, layers, batch)
-        with installed(model, {blocks[i].path: variants[i]}), handing_on(layers[:i], lambda: states[i - 1]):  # noqa: B023
-            rises[i][at] = objective_of(model).losses(model, batch) - base
+        if i == 0 or not prefixes.begun:
+            prefixes.begin(batch)
+        rises[i][at] = prefixes.rise(i, blocks[i].path, variants[i])
     run.workers.sum_(rises)
     return rises
+
+
+class _Prefixes:
+    """The original model over a batch, and again from one of its layers on; in parts where the whole does not fit."""
+
+    def __init__(self, model: Model, layers: list[nn.Module]) -> None:
+        self._model, self._layers = model, layers
+        self._batch = torch.zeros(0)
+        self._parts: list[tuple[Tensor, list[Handed], Tensor]] = []  # ids, what each layer hands on, losses
+        self._most: int | None = None  # windows that fit together
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a batch."""
+        return len(self._batch) > 0
+
+    def begin(self, batch: Tensor) -> None:
+        """Take up another batch."""
+        self._batch, self._parts = batch, []
+
+    def rise(self, layer: int, path: str, variant: nn.Module) -> Tensor:
+        """How much a module in a layer raises the loss of each window."""
+        count = len(self._batch)
+        found, self._most = shrinking(partial(self._rise, layer, path, variant), min(self._most or count, count))
+        return found
+
+    def _rise(self, layer: int, path: str, variant: nn.Module, together: int) -> Tensor:
+        if not self._parts or len(self._parts[0][0]) > together:
+            self._parts = []  # before others are kept
+            self._parts = [self._kept(ids) for ids in self._batch.split(together)]
+        rises = []
+        for ids, states, losses in self._parts:
+            before = partial(states.__getitem__, layer - 1)
+            with installed(self._model, {path: variant}), handing_on(self._layers[:layer], before):
+                rises.append(objective_of(self._model).losses(self._model, ids) - losses)
+        return torch.cat(rises)
+
+    def _kept(self, ids: Tensor) -> tuple[Tensor, list[Handed], Tensor]:
+        handed: list[Handed] = []
+        with kept_from(self._layers, handed.append):
+            losses = objective_of(self._model).losses(self._model, ids)
+        return ids, handed, losses
 
 
 def _no_errors(n: int, block: Block) -> SequenceErrors:
@@ -116,11 +161,3 @@ def _error_feed(fit: LinearFit, own: SequenceErrors, at: Tensor) -> Callable[[Ro
         own.squares[at] = y.square().sum((1, 2)).cpu()
 
     return feed
-
-
-def _run_and_keep(model: Model, layers: list[nn.Module], batch: Tensor) -> tuple[list[Handed], Tensor]:
-    """The original model over a batch: what each layer hands on, and the losses."""
-    handed: list[Handed] = []
-    with kept_from(layers, handed.append):
-        losses = objective_of(model).losses(model, batch)
-    return handed, losses

@@ -15,6 +15,7 @@ from ffncompress.passes.pace import PROMPT, in_turns, seconds_of, seconds_to_go_
 from ffncompress.planning.search import SearchSpace
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.modules import build
+from ffncompress.runtime.products import usual_products
 from ffncompress.runtime.progress import Progress, silent
 from ffncompress.type_aliases import Model
 
@@ -47,7 +48,8 @@ def time_blocks(model: Model, space: SearchSpace, use: Use = "prefill", progress
         runs["model"] = partial(seconds_to_read, model, ids)
     else:
         runs["model"] = partial(seconds_to_go_on, model, ids[:, : min(PROMPT, tokens - 1)], 1)
-    taken = in_turns(runs, REPEATS[use], progress, "timing replacements")
+    with usual_products():
+        taken = in_turns(runs, REPEATS[use], progress, "timing replacements")
     seconds = {what: median(times) for what, times in taken.items()}
     kept = [seconds[_size(block), None] for block in space.blocks]
     menus = [

@@ -21,6 +21,7 @@ from ffncompress.profiling.records import STUDY_FILE, Study
 from ffncompress.profiling.stages import StudyStages
 from ffncompress.profiling.study import make_study
 from ffncompress.profiling.tables import write_csv, write_parquet
+from ffncompress.runtime.products import fast_products
 from ffncompress.runtime.progress import Progress, silent, step
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
@@ -54,6 +55,7 @@ def write_report(
             check_working(partial)
             if (target / STAGES).is_dir():
                 _take_up(target / STAGES, partial)
+        claims.enter_context(fast_products(workers.device))
         stages = StudyStages(partial, workers)
         run = Run(workers, progress, stages)
         study = make_study(models, settings, stages, run, revision=revision, trust_remote_code=trust_remote_code)

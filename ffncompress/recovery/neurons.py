@@ -33,6 +33,8 @@ from ffncompress.recovery.moments import Moments
 RIDGES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # relative to each neuron's own energy
 BYPASS_RIDGES = (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 STEPS = 96  # removals in a run: taking out one hundredth at a time is as good as one by one
+CARRIED = 0.9  # the share of rows that are still of use, below which the others are dropped
+SKETCH = 64  # directions of the output that a ridge is chosen by
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,20 @@ class _Thinning:
     """Neurons that become fewer and fewer, and the output matrix of those that are left."""
 
     def __init__(self, gram: Tensor, weight: Tensor, metric: Metric | None, ridge: float) -> None:
-        self._inverse: Tensor = torch.linalg.inv(with_ridge(gram, ridge))
+        self._inverse = _inverse(with_ridge(gram, ridge))
         # a neuron that never speaks explains nothing, whatever its output weights
         w = torch.where(gram.diagonal()[:, None] > 0, weight.to(gram), 0)
         self._felt, self._d_out = w.shape[1], w.shape[1]
         if metric is not None:
             w = torch.cat([w @ metric.root, w], 1)
         self._w = w
+        self._here = torch.arange(len(gram), device=gram.device)  # whose rows are still carried along
         self.gone = torch.zeros(len(gram), dtype=torch.bool, device=gram.device)
 
     def saliency(self) -> Tensor:
         """By how much the error grows without each neuron; without end where it is gone."""
-        saliency: Tensor = self._w[:, : self._felt].square().sum(1) / self._inverse.diagonal()
+        saliency = torch.full(self.gone.shape, torch.inf, dtype=self._w.dtype, device=self._w.device)
+        saliency[self._here] = self._w[:, : self._felt].square().sum(1) / self._inverse.diagonal()
         return saliency.masked_fill_(self.gone, torch.inf)
 
     def take_out_(self, out: Tensor) -> None:
@@ -153,12 +157,17 @@ class _Thinning:
         if not len(out):
             return
         self.gone[out] = True
-        cross, size = self._inverse[:, out], len(self.gone)
+        out = torch.searchsorted(self._here, out)
+        cross, size = self._inverse[:, out], len(self._here)
         shift, failed = torch.linalg.solve_ex(cross[out], torch.cat([cross.T, self._w[out]], 1))
         if failed:  # singular to round-off: neurons that say the same, or next to nothing
             shift = torch.linalg.pinv(cross[out], hermitian=True) @ torch.cat([cross.T, self._w[out]], 1)
         self._inverse.addmm_(cross, shift[:, :size], alpha=-1)  # rows and columns of what is gone become zero
         self._w.addmm_(cross, shift[:, size:], alpha=-1)
+        left = ~self.gone[self._here]
+        if left.sum() < CARRIED * len(left):
+            self._here, self._w = self._here[left], self._w[left]
+            self._inverse = self._inverse[left][:, left]
 
     @property
     def kept(self) -> Tensor:
@@ -168,7 +177,14 @@ class _Thinning:
     @property
     def weight(self) -> Tensor:
         """The output matrix of those."""
-        return self._w[self.kept][:, -self._d_out :]
+        return self._w[~self.gone[self._here]][:, -self._d_out :]
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Of a matrix that is positive definite, at least on paper."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    found: Tensor = torch.linalg.inv(matrix) if failed else torch.cholesky_inverse(factor)
+    return found
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -204,19 +220,29 @@ def solve_ridged(
     """The ridge solution that errs least on held-out rows, and its ridge.
 
     The error falls and then rises along the ridges, so it is walked down from the middle: half of them are not tried.
+    Of many outputs a few random mixtures are tried, for the mean square of an error along random directions is its own.
     """
+    mixed = cross.shape[1] > 2 * SKETCH and len(ridges) > 1
+    some, held_some = (_sketch(each) if mixed else each for each in (cross, held_cross))
 
     def tried(at: int) -> tuple[float, int, Tensor]:
         if not 0 <= at < len(ridges):
             return math.inf, at, gram
-        w = _solve(gram, ridges[at], cross)
-        return ((w * (held_gram @ w)).sum() - 2 * (w * held_cross).sum()).item(), at, w  # up to the target's energy
+        w = _solve(gram, ridges[at], some)
+        return ((w * (held_gram @ w)).sum() - 2 * (w * held_some).sum()).item(), at, w  # up to the target's energy
 
     best, up = tried(len(ridges) // 2), tried(len(ridges) // 2 + 1)
     best, step = (up, 1) if up[0] < best[0] else (best, -1)
     while (following := tried(best[1] + step))[0] < best[0]:
         best = following
-    return best[2], ridges[best[1]]
+    ridge = ridges[best[1]]
+    return _solve(gram, ridge, cross) if mixed else best[2], ridge
+
+
+def _sketch(cross: Tensor) -> Tensor:
+    """Random mixtures of the outputs, always the same ones, [d_in, SKETCH]."""
+    mixtures = torch.randn(cross.shape[1], SKETCH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return cross @ mixtures.to(cross)
 
 
 def fit_hybrid(

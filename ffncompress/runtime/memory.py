@@ -7,8 +7,8 @@
 
 What memory runs out on is thrown away and done again, so **work computes first and adds last**: it returns what it
 found, or it adds that to its sums in steps that ask for no memory (`sum_ += part`) after the last step that does.
-Work that adds on the way, as forward hooks do, would be counted twice. Let the hooks only keep the rows; what is then
-made of them, block by block, can be halved by itself.
+Work that adds on the way, as forward hooks do, would be counted twice: `AddedOnce` knows what was added, and lets
+through what was not.
 
 Processes that share the work may halve each for itself, as long as the work does not meet the others.
 
@@ -19,7 +19,8 @@ What cannot be caught is a kernel that ends a process for the memory that it pro
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -88,6 +89,48 @@ class Halving:
         return found
 
 
+class AddedOnce:
+    """What has been added of the batch under way, place by place, by work that may be broken off and done in halves.
+
+    once.begin()                                  # a batch
+    with once.part(first, count):                 # some of its windows, in order
+        with once.adding(place, rows, total) as new:  # the rows of those that this place has not seen yet
+            total += ...                          # and then other sums
+    """
+
+    def __init__(self, places: int) -> None:
+        self._done = [0] * places  # windows of the batch
+        self._first = self._count = 0
+
+    def begin(self) -> None:
+        """A batch of which nothing was added."""
+        self._done = [0] * len(self._done)
+
+    @contextmanager
+    def part(self, first: int, count: int) -> Iterator[None]:
+        """Within, windows from `first` on pass by."""
+        self._first, self._count = first, count
+        yield
+
+    @contextmanager
+    def adding(self, place: int, rows: int, total: Tensor) -> Iterator[slice]:
+        """Within, these rows of the part are added, to `total` before all other sums.
+
+        Raises:
+            FfncompressError: memory ran out after that, and what was added cannot be told.
+        """
+        each = rows // self._count
+        seen = min(max(self._done[place] - self._first, 0), self._count)
+        before = total.clone()
+        try:
+            yield slice(seen * each, None)
+        except (RuntimeError, MemoryError) as error:
+            if ran_out(error) and not torch.equal(before, total):
+                raise _too_little("while sums were added to") from error
+            raise
+        self._done[place] = max(self._done[place], self._first + self._count)
+
+
 def _free() -> None:
     """Give back what nobody holds any more."""
     gc.collect()
@@ -95,8 +138,8 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def _too_little() -> FfncompressError:
+def _too_little(when: str = "on a single window") -> FfncompressError:
     return FfncompressError(
-        "memory ran out on a single window; shorten it with --seq-len or --context, halve the weights with "
+        f"memory ran out {when}; shorten it with --seq-len or --context, halve the weights with "
         "--dtype bfloat16, or take another --device"
     )

@@ -211,6 +211,7 @@ class Stages:
             "transformers": transformers.__version__,
             "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
+            "products": torch.get_float32_matmul_precision(),
             "processes": 1 if self._workers is None else self._workers.count,
             "device": None if self._workers is None else str(self._workers.device),
             "batch": None if self._workers is None else self._workers.batch_tokens,

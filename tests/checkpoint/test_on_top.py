@@ -167,18 +167,15 @@ def _int8(package: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["torchao", "optimum.quanto", "bitsandbytes"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
-def test_a_quantised_load(
-    package: str, family: str, mixed_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_load(package: str, family: str, mixed_folder, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
-    if package == "bitsandbytes":  # on some CPUs it packs rows, and wants them in multiples of 64
-        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     folder = mixed_folder(family)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=_int8(package))
     plain = AutoModelForCausalLM.from_pretrained(folder)
     if package == "bitsandbytes":
         _round_to_four_bits_(plain, model)
-    assert _near(logits(model), logits(plain), 1e-3 if package == "bitsandbytes" else 0.2)
+    # the same weights are left; a CPU that packs them multiplies in bfloat16
+    assert _near(logits(model), logits(plain), 0.01 if package == "bitsandbytes" else 0.2)
     replaced = model.base_model.get_submodule("layers.1.mlp.down_proj" if family != "gpt2" else "h.1.mlp.c_proj")
     own = torch.nn.Linear(2, 2)
     assert type(replaced) is not type(own) or type(replaced.weight.data) is not torch.Tensor, "left as it was"

@@ -15,8 +15,14 @@ from ffncompress.errors import FfncompressError
 from ffncompress.gate.agreement import agreement
 from ffncompress.gate.beside import measure_speed
 from ffncompress.gate.lm import make_lm
+from ffncompress.models import find_blocks
+from ffncompress.passes.calibration import collect_moments
 from ffncompress.passes.losses import batch_losses, sequence_losses
-from ffncompress.runtime.memory import Halving, ran_out, shrinking
+from ffncompress.passes.refit import refit
+from ffncompress.passes.swaps import measure_errors, measure_swaps
+from ffncompress.records.plan import Shape
+from ffncompress.recovery import fit_linear
+from ffncompress.runtime.memory import AddedOnce, Halving, ran_out, shrinking
 from ffncompress.runtime.progress import silent
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
@@ -112,6 +118,63 @@ def test_losses_of_a_model_that_runs_out_of_memory() -> None:
         asked.clear()
         assert torch.allclose(sequence_losses(model, windows, Run(Workers("cpu"))), expected)
     assert asked == [9, 5, 3, 2, 2, 2, 2, 1]
+
+
+def starved(model: Any, path: str, tokens: int) -> None:
+    """Make one module of a model run out of memory above so many tokens: what is before it has seen the whole batch."""
+
+    def refuse(_module: Any, args: tuple[Tensor, ...]) -> None:
+        if args[0].flatten(0, -2).shape[0] > tokens:
+            raise torch.OutOfMemoryError
+
+    model.get_submodule(path).register_forward_pre_hook(refuse)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_moments_swaps_and_refits_of_a_model_that_runs_out_of_memory(family: str) -> None:
+    model, run = tiny_model(family).requires_grad_(False), Run(Workers("cpu"))
+    blocks = find_blocks(model)
+    windows = torch.randint(3, 3000, (9, 32), generator=torch.manual_seed(0))
+    shapes = {i: Shape("neurons", block.d_inner // 2) for i, block in enumerate(blocks)}
+
+    def measured() -> list[Tensor]:
+        moments = collect_moments(model, blocks, windows, windows[:3], run)
+        made = refit(model, blocks, shapes, windows, windows[:3], run)
+        errors = measure_errors(model, blocks, [fit_linear(m.fit, m.held_out) for m in moments], windows, run)
+        return [
+            *(tensor for each in moments for tensor in each.named_tensors().values()),
+            *measure_swaps(model, blocks, [*made.values()], windows, run),
+            *(tensor for module in made.values() for tensor in module.state_dict().values()),
+            *(each.squared_errors for each in errors),
+        ]
+
+    expected = measured()
+    starved(model, blocks[1].out_path, 100)
+    starved(model, blocks[-1].out_path, 40)
+    for found, whole in zip(measured(), expected, strict=True):
+        assert (found - whole).abs().max() <= 1e-4 * whole.abs().max()
+
+
+def test_sums_that_broke_off_in_the_middle_are_not_believed() -> None:
+    once, total = AddedOnce(2), torch.zeros(())
+    once.begin()
+    with once.part(0, 4):
+        with pytest.raises(MemoryError), once.adding(0, 8, total):
+            raise MemoryError  # nothing was added: it can be done again
+        with once.adding(0, 8, total) as new:
+            assert new == slice(0, None)
+    with once.part(0, 2), once.adding(0, 4, total) as new:  # again, in halves: this place has seen them
+        assert new == slice(4, None)
+    with once.part(2, 2), once.adding(1, 4, total) as new:
+        assert new == slice(0, None)
+
+    def break_off() -> None:
+        with once.adding(1, 4, total):
+            total.add_(1)
+            raise MemoryError
+
+    with pytest.raises(FfncompressError, match="while sums were added to"):
+        break_off()
 
 
 def test_predictions_are_compared_in_halves() -> None:
