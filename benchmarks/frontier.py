@@ -303,7 +303,7 @@ def table(bench: Bench) -> str:
             entry = found[method, share]
             texts_ = []
             for text in bench.reports:
-                values = [e[text] for m in methods if (e := found[m, share])]
+                values = [e[text] for m in methods if (e := found[m, share])] or [None]
                 value = entry[text] if entry else None
                 form = "-" if value is None else f"{value:.2f}" if value < 1000 else f"{value:.0e}"
                 texts_.append(f"**{form}**" if value == min(values) else form)

@@ -15,12 +15,17 @@ from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Hook, LayerOutput
 
 
-def own_batches(windows: TokenWindows, workers: Workers) -> list[tuple[Tensor, Tensor]]:
+def own_batches(windows: TokenWindows, workers: Workers, times: int = 1) -> list[tuple[Tensor, Tensor]]:
     """This process's batches of about `workers.batch_tokens` in windows of one length: (their indices, the batch).
 
     Whole batches are dealt out, so what is multiplied together does not depend on how many processes there are.
+
+    Args:
+        windows: those of all processes.
+        workers: the processes.
+        times: how many batches' tokens are read at once, where one layer runs at a time.
     """
-    batches = Windows.of(windows).batches(workers.batch_tokens)
+    batches = Windows.of(windows).batches(times * workers.batch_tokens)
     own = (batches[i] for i in workers.share(len(batches)).tolist())
     return [(at, batch.to(workers.device)) for at, batch in own]
 

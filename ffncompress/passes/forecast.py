@@ -73,8 +73,8 @@ def loss_metrics(model: Model, blocks: list[Block], windows: TokenWindows, run: 
     halving = Halving()
     for at, batch, draw in run.progress(_drawn_batches(model, windows, run), "asking what the loss feels"):
         for i, felt, _ in felt_by_block(model, blocks, at, batch, halving, seed, draw):
-            gradient = felt.gradient.double()
-            metrics[i] += (gradient.T @ gradient).cpu()
+            gradient = felt.gradient.float()
+            metrics[i] += (gradient.T @ gradient).cpu()  # a metric has a floor, far above single precision
     run.workers.sum_(metrics)
     for block, metric in zip(blocks, metrics, strict=True):
         if not metric.isfinite().all():
@@ -137,8 +137,9 @@ def steps_of(fit: Fit, felt: Felt) -> Tensor:
     out, y = fit.out.to(rows.h.device), rows.y.to(fit.out.dtype)
     error = rows.h[:, fit.kept].to(out) @ out - y
     error = error if fit.bias is None else error + fit.bias.to(out)
-    s, g, e = (t.double() for t in (felt.stream, felt.gradient, error))
-    return _step((g * e).sum(1, keepdim=True), (s * e).sum(1, keepdim=True), (e * e).sum(1, keepdim=True), felt)
+    along = (felt.gradient, felt.stream, error)  # single products, double sums
+    ge, se, ee = ((t.to(error) * error).sum(1, keepdim=True, dtype=torch.float64) for t in along)
+    return _step(ge, se, ee, felt)
 
 
 def steps_by_rank(fit: LinearFit, x: Tensor, y: Tensor, felt: Felt, highest: int | None = None) -> Tensor:

@@ -118,7 +118,8 @@ def _parts(ids: Tensor, vocabulary: int) -> Iterator[Part]:
 def _logits(model: Model, below: Model, output: LayerOutput, states: Tensor, ids: Tensor) -> Tensor:
     """What a model's own forward makes of some of its last states."""
     some = copy.copy(output)
-    some.last_hidden_state = states
+    # laid out anew: to multiply a slice by the head's matrix, torch would copy that first
+    some.last_hidden_state = states.flatten(0, 1).view_as(states)
     with standing_in([below], lambda *_args, **_kwargs: some):
         logits: Tensor = forward(model, ids).logits
     return logits.float()

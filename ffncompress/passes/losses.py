@@ -12,7 +12,7 @@ from ffncompress.passes.activations import own_batches
 from ffncompress.passes.objective import objective_of
 from ffncompress.runtime.memory import Halving
 from ffncompress.runtime.run import Run
-from ffncompress.text.windows import TokenWindows
+from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Model
 
 
@@ -46,6 +46,13 @@ def sequence_losses(model: Model, windows: TokenWindows, run: Run, label: str = 
         losses[at] = batch_losses(model, batch, halving)
     run.workers.sum_([losses])
     return losses
+
+
+def known_losses(windows: Windows, others: Windows, losses: Tensor) -> Tensor | None:
+    """The losses of windows that are all among others, whose losses are known; none where one is not."""
+    known = {tuple(row.tolist()): loss for row, loss in zip(others, losses, strict=True)}
+    found = [known.get(tuple(row.tolist())) for row in windows]
+    return None if any(loss is None for loss in found) else torch.stack([loss for loss in found if loss is not None])
 
 
 def batch_losses(model: Model, batch: Tensor, halving: Halving | None = None) -> Tensor:

@@ -226,7 +226,8 @@ class _Drawn:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, part: Part, logits: Tensor) -> Tensor:
-        chances = logits.detach().softmax(-1).cpu()
-        drawn = zip(chances, self._generators[part[0]], strict=True)
-        labels = torch.stack([torch.multinomial(row, 1, generator=own).squeeze(1) for row, own in drawn])
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten().to(logits.device), reduction="sum")
+        below = logits.detach().softmax(-1).cumsum(-1)  # a number between 0 and 1 falls on a token by its chance
+        drawn = [torch.rand(below.shape[1], 1, generator=own) for own in self._generators[part[0]]]
+        labels = torch.searchsorted(below, torch.stack(drawn).to(below) * below[..., -1:])
+        labels = labels.clamp_max(below.shape[-1] - 1)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")

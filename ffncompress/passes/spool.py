@@ -31,7 +31,7 @@ class Spool:
             self._held[key] = own, size
             self._room -= size
         else:
-            torch.save(value, self._folder / f"{key}.pt")
+            torch.save(own, self._folder / f"{key}.pt")
 
     def get(self, name: str, at: int) -> Any:
         """What was kept, or none; nobody else has these tensors."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from ffncompress.recovery import LinearFit
 from ffncompress.runtime.memory import Halving, shrinking
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import StageKey
-from ffncompress.text.windows import TokenWindows
+from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Model
 
 
@@ -90,13 +91,17 @@ def measure_swaps(
     run: Run,
     key: StageKey | None = None,
 ) -> list[Tensor]:
-    """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable."""
+    """How much each block's variant, alone, raises the loss of each window, [n]; with a key, resumable.
+
+    Processes share the blocks: windows are so few that one of them would have all.
+    """
     rises = [torch.zeros(len(windows), dtype=torch.float64) for _ in variants]
     prefixes = _Prefixes(model, [model.get_submodule(block.layer_path) for block in blocks])
-    steps = [(at, batch, i) for at, batch in own_batches(windows, run.workers) for i in range(len(blocks))]
-    for at, batch, i in run.loop(steps, rises, "trying swaps", key):
-        if i == 0 or not prefixes.begun:
-            prefixes.begin(batch)
+    batches = Windows.of(windows).batches(run.workers.batch_tokens)
+    own = run.workers.share(len(blocks)).tolist()
+    for (at, batch), i in run.loop([*product(batches, own)], rises, "trying swaps", key):
+        if i == own[0] or not prefixes.begun:
+            prefixes.begin(batch.to(run.workers.device))
         rises[i][at] = prefixes.rise(i, blocks[i].path, variants[i])
     run.workers.sum_(rises)
     return rises

@@ -27,7 +27,7 @@ from ffncompress.models import (
 from ffncompress.passes.calibration import check_enough_rows, check_memory, collect_moments, group_by_memory
 from ffncompress.passes.doubts import MeanLoss, doubt_of_base, refuse
 from ffncompress.passes.forecast import loss_metrics, predict_losses
-from ffncompress.passes.losses import perplexity, sequence_losses
+from ffncompress.passes.losses import known_losses, perplexity, sequence_losses
 from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.reading import better_reading, check_ids, check_length
 from ffncompress.passes.swaps import SequenceErrors, measure_errors, measure_swaps
@@ -77,7 +77,9 @@ def measure_model(source: ModelSource, settings: PlanSettings, run: Run) -> Meas
         "base at the gate's context", {},
         lambda: sequence_losses(model, corpus.verify, run, "measuring the base at the gate's context"),
     )  # fmt: skip
-    short_losses = stages.keep("base", {}, lambda: sequence_losses(model, corpus.choose, run, "measuring the base"))
+    short_losses = known_losses(corpus.choose, corpus.verify, base_losses)
+    if short_losses is None:  # of another length
+        short_losses = stages.keep("base", {}, lambda: sequence_losses(model, corpus.choose, run, "measuring the base"))
     doubt = stages.do("doubt", {}, str | None, lambda: _doubt_of_base(model, corpus, base_losses, short_losses))
     if doubt and settings.by_limit:
         raise refuse(doubt)

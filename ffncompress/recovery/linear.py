@@ -47,12 +47,6 @@ class Metric:
         values = (values.clamp_min(0) + METRIC_FLOOR * values.mean()).clamp_min(1e-300).sqrt()
         return cls(vectors * values, (vectors / values).T)
 
-    @classmethod
-    def plain(cls, size: int, like: Tensor) -> Metric:
-        """All directions alike."""
-        eye = torch.eye(size, dtype=like.dtype, device=like.device)
-        return cls(eye, eye)
-
 
 @dataclass(frozen=True)
 class LinearFit:
@@ -130,13 +124,13 @@ def fit_linear(
     best = min(ridges, key=held_out_error)
     shrink = _shrink(values, best)
     weight = basis @ (shrink[:, None] * target)
-    felt = metric or Metric.plain(len(y0), xx)
-    seen = target @ felt.root
+    seen = target if metric is None else target @ metric.root
     # root' W'(xx + ridge) W root in the eigenbasis, where xx is diagonal
     fitted = seen.T @ ((shrink * shrink * (values + best))[:, None] * seen)
     energies, directions = torch.linalg.eigh(fitted)
     energies, directions = energies.flip(0).clamp_min(0), directions.flip(1)
-    return LinearFit(weight, x0, y0, felt.unroot.T @ directions, felt.root @ directions, energies, best)
+    dual = (directions, directions) if metric is None else (metric.unroot.T @ directions, metric.root @ directions)
+    return LinearFit(weight, x0, y0, *dual, energies, best)
 
 
 def _shrink(values: Tensor, ridge: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -61,10 +62,11 @@ def fit_block(block: Block, moments: BlockMoments, ffn: nn.Module, offer: Offer 
     """
     names = [name for name in fit_names(block, offer) if not (moments.runs and name.startswith("hybrid"))]
     probes = {f"hybrid {width}" for width in menu_widths(block, PROBES, offer)}
-    maps = fit_some(block, moments, ffn, [n for n in names if not n.startswith("hybrid") or n in probes], offer)
+    fits = _Fits(block, moments, ffn, offer)
+    maps = {name: fits[name] for name in names if not name.startswith("hybrid") or name in probes}
     rest = [name for name in names if name not in maps]
     if rest and bypass_pays(block, moments, maps):
-        maps |= fit_some(block, moments, ffn, rest, offer)
+        maps |= {name: fits[name] for name in rest}
     return Fitted(maps, *linear_scores(block, moments, linear_map(maps, PLAIN), linear_map(maps, STREAM)))
 
 
@@ -114,29 +116,45 @@ def fit_some(
     block: Block, moments: BlockMoments, ffn: nn.Module, names: Sequence[str], offer: Offer = EVERYTHING
 ) -> dict[str, Fit]:
     """Some of a block's fits, by name."""
-    maps: dict[str, Fit] = {}
-    if PLAIN in names:
-        maps[PLAIN] = recovery.fit_linear(moments.fit, moments.held_out).cpu()
-    metric = None if moments.metric is None else Metric.of(moments.metric)
-    if STREAM in names:
-        maps[STREAM] = recovery.fit_linear(*moments.weighted(), metric=metric).cpu()
-    widths = {name: int(name.split()[1]) for name in names if name not in (PLAIN, STREAM)}
-    if not widths:
-        return maps
-    inner, held_out = moments.fit_inner, moments.held_out_inner
-    out = ffn.get_submodule(block.layout.out)
-    weight = oriented(out).detach().T.to(inner.xx)
-    bias = out.get_parameter("bias").detach() if block.out_bias else None
-    # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
-    stops = {*menu_widths(block, range(1, WIDTHS), offer), *widths.values()}
-    thinned = prune_neurons(block, moments.of_neurons(weight, bias), weight, metric, stops)
-    for name, width in widths.items():
-        fit = thinned[width]
-        if name.startswith("hybrid"):
-            maps[name] = recovery.fit_hybrid(inner, held_out, fit.kept, weight, (fit.ridge,), metric=metric).cpu()
-        else:
-            maps[name] = fit.cpu()
-    return maps
+    fits = _Fits(block, moments, ffn, offer, names)
+    return {name: fits[name] for name in names}
+
+
+class _Fits:
+    """A block's fits, made as they are asked for; neurons are ordered once for all of them."""
+
+    def __init__(
+        self, block: Block, moments: BlockMoments, ffn: nn.Module, offer: Offer, names: Sequence[str] = ()
+    ) -> None:
+        self._block, self._moments = block, moments
+        self._metric = None if moments.metric is None else Metric.of(moments.metric)
+        out = ffn.get_submodule(block.layout.out)
+        self._weight = oriented(out).detach().T.to(moments.fit_inner.xx)
+        self._bias = out.get_parameter("bias").detach() if block.out_bias else None
+        # the run stops at every width of the menu, whichever are asked for: so it takes the same path each time
+        self._stops = {*menu_widths(block, range(1, WIDTHS), offer), *(_width(name) for name in names)} - {0}
+
+    def __getitem__(self, name: str) -> Fit:
+        moments = self._moments
+        if name == PLAIN:
+            return recovery.fit_linear(moments.fit, moments.held_out).cpu()
+        if name == STREAM:
+            return recovery.fit_linear(*moments.weighted(), metric=self._metric).cpu()
+        own = self._thinned[_width(name)]
+        if not name.startswith("hybrid"):
+            return own.cpu()
+        inner = moments.fit_inner, moments.held_out_inner
+        return recovery.fit_hybrid(*inner, own.kept, self._weight, (own.ridge,), metric=self._metric).cpu()
+
+    @cached_property
+    def _thinned(self) -> dict[int, NeuronFit]:
+        parts = self._moments.of_neurons(self._weight, self._bias)
+        return prune_neurons(self._block, parts, self._weight, self._metric, self._stops)
+
+
+def _width(name: str) -> int:
+    """How many neurons a fit keeps."""
+    return 0 if name in (PLAIN, STREAM) else int(name.split()[1])
 
 
 def prune_neurons(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffncompress.recovery import Metric, Moments, fit_hybrid, fit_linear, fit_neurons, remove_neurons
+from ffncompress.recovery import Metric, Moments, fit_hybrid, fit_linear, fit_neurons, remove_neurons, solve_ridged
+from ffncompress.recovery.neurons import RIDGES, with_ridge
 
 EXACT = (0.0,)
 
@@ -195,3 +196,20 @@ def test_errors_of_fits_are_those_of_their_rows(metric: bool) -> None:
     alone = fit_neurons(fit, held_out, kept, weight, biased=True)
     left = (y - h[:, kept] @ alone.out - alone.bias)[300:]
     assert alone.error(held_out).item() == pytest.approx(left.square().sum().item(), rel=1e-8)
+
+
+def test_a_ridge_chosen_by_mixtures_of_many_outputs_serves_as_well() -> None:
+    """And the solution is that of all outputs, not of the mixtures."""
+    g = torch.Generator().manual_seed(0)
+    h, held_h = (torch.randn(rows, 40, generator=g, dtype=torch.float64) for rows in (60, 200))
+    true, noise, held_noise = (torch.randn(rows, 300, generator=g, dtype=torch.float64) for rows in (40, 60, 200))
+    y, held_y = h @ true + 9 * noise, held_h @ true + 9 * held_noise
+    gram, cross, held_gram, held_cross = h.T @ h, h.T @ y, held_h.T @ held_h, held_h.T @ held_y
+    found, ridge = solve_ridged(gram, cross, held_gram, held_cross)
+
+    def held_out(w: Tensor) -> float:
+        return (held_h @ w - held_y).square().sum().item()
+
+    each = {r: torch.linalg.solve(with_ridge(gram, r), cross) for r in RIDGES}
+    assert torch.allclose(found, each[ridge])
+    assert held_out(found) <= 1.005 * min(map(held_out, each.values())) < 0.97 * max(map(held_out, each.values()))
