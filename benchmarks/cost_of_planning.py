@@ -81,6 +81,7 @@ def work(folder: Path, case: tuple[str, int, int, int], data: Path) -> dict:
     return {
         "bare": bare, "seconds": seconds, "cpu": time.process_time() - used, "stages": stages, "bare MB": before,
         "MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "replaced": len(plan.replaced),
         "rise": plan.joint_checks[-1].delta / plan.joint_checks[-1].base_perplexity,
     }  # fmt: skip
 

@@ -42,8 +42,9 @@ from ffncompress.planning.measuring import GRADIENT_TOKENS, measure_model
 from ffncompress.planning.planner import solve
 from ffncompress.records.plan import Shape
 from ffncompress.replacement.building import build_replacement
-from ffncompress.replacement.fitting import fit_some
+from ffncompress.replacement.fitting import exact_map, fit_some
 from ffncompress.replacement.modules import parameters
+from ffncompress.runtime.products import fast_products, usual_products
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.settings import PlanSettings
@@ -183,7 +184,7 @@ def ours(bench: Bench) -> None:
     if not order:
         return
     start = time.perf_counter()
-    with torch.inference_mode():
+    with usual_products(), torch.inference_mode():
         for _, ids in own_batches(bench.fit, bench.run.workers):
             bench.model.base_model(input_ids=ids, use_cache=False)
     forward, forward_memory = time.perf_counter() - start, peak_gigabytes()
@@ -248,7 +249,7 @@ def menu_alone(bench: Bench) -> None:
     for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.run), strict=True):
         own.metric = metric
     ffns = [ffn_of(bench.model, block) for block in bench.blocks]
-    r2_lin = [recovery.r2(recovery.fit_linear(m.fit, m.held_out), m.held_out) for m in moments]
+    r2_lin = [recovery.r2(exact_map(m), m.held_out) for m in moments]
 
     def made(i: int, shape: Shape) -> torch.nn.Module:
         name = f"{shape.kind} {shape.width}" if shape.width else "stream"
@@ -342,8 +343,9 @@ def main() -> None:
     for name in [options.only] if options.only else ["stories15m", "smollm2"]:
         tasks = options.tasks if name == "smollm2" else 0
         bench = Bench(name, options.models, options.data, options.results, tasks, tuple(options.shares))
-        for part in options.parts:
-            PARTS[part](bench)
+        with fast_products(bench.run.workers.device):  # as the commands have them
+            for part in options.parts:
+                PARTS[part](bench)
         print(f"\n## {name}\n\n{table(bench)}")
 
 

@@ -2,12 +2,12 @@
 
     python benchmarks/on_paper.py --results FILE [--tokens 65536]
 
-FILE is what cost_of_planning.py keeps. The stages of a plan are counted in multiplications and additions, by kind: float32
-products of the model, float32 products of moments, float64 products, float64 factorisations, and bytes that are only
-moved. The rates of each kind are measured on this machine, in seconds, and the count is checked against the plans in
-FILE. For large models the same counts are divided by a GPU's rates: those of its data sheet, times the share of a
-plain product's rate that each kind reaches here. A model that does not fit the GPUs is read from disk, once for every
-batch of tokens.
+FILE is what cost_of_planning.py keeps. The stages of a plan are counted in multiplications and additions, by kind:
+float32 products of the model, float32 products of moments, float64 products, float64 factorisations, and bytes that are
+only moved. The rates of each kind are measured on this machine, in a few seconds, and the counts are checked against
+the plans in FILE. For large models the same counts are divided by a GPU's rates: those of its data sheet (H100 SXM),
+times the share of a plain product's rate that each kind reaches here. A model that does not fit the GPUs is read from
+disk, once for every batch of tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from cost_of_planning import GROWTH, HEADLINE
 
 from ffncompress.runtime.products import fast_products
 
 GRADIENT, SWAP, DRIFT, CHOOSE, WIDTHS = 4096, 1024, 16_384, 8192, 15
+LINEAR_FITS = 8  # of a block: two linear maps, and a bypass at six widths
 BATCH, STREAMED_BATCH = 1024, 8192
+# H100 SXM 80 GB by its data sheet, without sparsity; a disk of 5 GB/s
+GPU = {"bf16": 989e12, "float32": 67e12, "float64": 67e12, "bytes": 3.35e12, "memory": 80e9, "disk": 5e9}
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,11 @@ class Counts:
     passes: float = 0  # times that all weights are read, where they are streamed
 
 
-def stages(s: Shape, tokens: int, refitted: int) -> dict[str, Counts]:
-    """The counts of each stage of a sized plan with a refit."""
+def stages(s: Shape, tokens: int, refitted: int, replaced: int | None = None, runs: int = 1) -> dict[str, Counts]:
+    """The counts of each stage of a sized plan with a refit; neurons in so many runs, so many blocks replaced."""
     choose = min(tokens // 4, CHOOSE)
     n, d, inner = s.layers, s.d, s.inner
+    replaced = n if replaced is None else replaced
     verify = max(8 * s.context, choose)
     fresh = max(16 * s.context, CHOOSE)
     drift = min(DRIFT, refitted)
@@ -96,28 +102,34 @@ def stages(s: Shape, tokens: int, refitted: int) -> dict[str, Counts]:
         return Counts(model=count * each, moved=count * moved, passes=count / STREAMED_BATCH)
 
     ladder = sum(2 * d * inner * i // 16 for i in range(1, WIDTHS + 1))  # every width of a menu on one row
+    order = inner**2 * (inner / runs + 2 * d) / runs  # downdates while neurons go
+    walked = refitted + choose
     return {
         "measuring the base": once(verify + fresh, loss, logits),
         "asking what the loss feels": Counts(
-            2 * GRADIENT * loss, 0, GRADIENT * n * 2 * d * d, 0, GRADIENT * 2 * logits, 3 * GRADIENT / STREAMED_BATCH
+            2 * GRADIENT * loss, GRADIENT * n * 2 * d * d, 0, 0, GRADIENT * 2 * logits, 3 * GRADIENT / STREAMED_BATCH
         ),
         "scoring blocks": Counts(
-            tokens * s.body, tokens * n * (inner + d) ** 2, tokens * n * 3 * d * d, 0, 0, tokens / STREAMED_BATCH
+            tokens * s.body, tokens * n * (inner + d) ** 2 / runs, tokens * n * 3 * d * d, 0,
+            tokens * n * 16 * (inner + 3 * d), tokens / STREAMED_BATCH,
         ),
-        "fitting replacements": Counts(double=n * 15 * inner**2 * d, solving=n * (3 * inner**3 + 60 * d**3)),
+        "fitting replacements": Counts(
+            double=n * (order + LINEAR_FITS * 30 * d**3 + 6 * inner * d * d),
+            solving=n * (2 * inner**3 / runs**2 + LINEAR_FITS * 18 * d**3), moved=n * 160 * inner**2 / runs,
+        ),
         "measuring errors": Counts(choose * s.body, 0, choose * n * 2 * d * d, 0, 0, choose / STREAMED_BATCH),
         "predicting costs": Counts(
-            2 * GRADIENT * loss, GRADIENT * n * (ladder + 8 * d * d), 0, 0,
-            GRADIENT * (2 * logits + n * (WIDTHS * 28 * d + 200 * d)), 3 * GRADIENT / STREAMED_BATCH,
+            2 * GRADIENT * loss, GRADIENT * n * (ladder + LINEAR_FITS * 8 * d * d), 0, 0,
+            GRADIENT * (2 * logits + n * (WIDTHS * 28 + LINEAR_FITS * 60) * d), 3 * GRADIENT / STREAMED_BATCH,
         ),
         "trying swaps": Counts(
             SWAP * n * (s.body / 2 + s.head), 0, 0, 0, SWAP * n * logits, n * SWAP / STREAMED_BATCH / 2
         ),
         "verifying": once(2 * verify + fresh, loss, logits),
         "refitting in order": Counts(
-            (refitted + drift + 2 * choose) * s.body, (refitted + choose) * n * (inner**2 + 1.5 * inner * d),
-            n * 20 * inner**2 * d, n * 3 * inner**3, (refitted + choose) * n * 4 * (6 * inner + 8 * d),
-            (refitted + drift + 2 * choose) / STREAMED_BATCH,
+            (walked + drift + choose) * s.body, walked * replaced * (inner**2 / runs + 1.5 * inner * d),
+            replaced * (order + 12 * inner**2 * d / runs), replaced * 3 * inner**3 / runs**2,
+            walked * (replaced * 8 * (inner + 4 * d) + n * 16 * d), (walked + drift + choose) / STREAMED_BATCH,
         ),
     }  # fmt: skip
 
@@ -174,3 +186,67 @@ def measured_rates(s: Shape) -> tuple[Rates, Rates]:
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048, dtype=torch.float64)
     plain = {"single": rate_of(lambda: a @ a, 2 * 2048**3), "double": rate_of(lambda: b @ b, 2 * 2048**3)}
     return rates, plain
+
+
+def check(results: dict[str, dict]) -> None:
+    """The counts at this machine's rates beside the plans that were measured."""
+    print("| plan | counted, s | measured, s | ratio |\n| --- | --- | --- | --- |")
+    rows = []
+    for case, (name, layers, tokens, refitted) in (HEADLINE | GROWTH).items():
+        if (found := results.get(f"{case} | after")) is None:
+            continue
+        shape = replace(SHAPES[name], layers=layers)
+        with fast_products(torch.device("cpu")):
+            rates, _ = measured_rates(shape)
+        counted = stages(shape, tokens, refitted, found["replaced"])
+        measured = {
+            stage: sum(took for asked, took in found["stages"].items() if asked.startswith(stage)) for stage in counted
+        }
+        own = {stage: seconds(counts, rates) for stage, counts in counted.items()}
+        whole, took = sum(own.values()), sum(measured.values())
+        print(f"| {case} | {whole:.0f} | {took:.0f} | {whole / took:.2f} |")
+        rows.append(f"{case}: " + ", ".join(f"{stage} {own[stage]:.0f} of {measured[stage]:.0f}" for stage in own))
+    print("\nStage by stage, counted of measured: " + "; ".join(rows) + ".\n")
+
+
+def project(tokens: int) -> None:
+    """Large models on GPUs."""
+    with fast_products(torch.device("cpu")):
+        rates, plain = measured_rates(SHAPES["smollm2"])
+    sheet = {"model": "bf16", "sums": "float32", "double": "float64", "solving": "float64"}
+    own = {kind: GPU[at] * rates[kind] / plain["double" if at == "float64" else "single"] for kind, at in sheet.items()}
+    own["moved"] = GPU["bytes"]
+    shares = ", ".join(f"{kind} {own[kind] / GPU[at]:.2f}" for kind, at in sheet.items())
+    print(f"Of a plain product's rate, as measured here at SmolLM2's widths: {shares}.\n")
+    print("| model | PFLOP, the model | moments | float64 | weights, GB | moments of a block | spool | 1 GPU, h | 8 |")
+    print("| --- |" + " --- |" * 8)
+    for name, s in LARGE.items():
+        count = max(tokens, 4 * s.d + CHOOSE)
+        wide = 16.0 * (s.inner + s.d) ** 2
+        runs = max(1, -int(-wide // (GPU["memory"] / 4)))
+        every = stages(s, count, count, runs=runs)
+        whole, serial = total(every), every["refitting in order"]
+        weights = s.weights * s.bytes
+        hours = []
+        for gpus in (1, 8):
+            read = 0.0 if weights < 0.6 * GPU["memory"] * gpus else whole.passes * weights / GPU["disk"]
+            alone = seconds(Counts(double=serial.double, solving=serial.solving), own)  # the refit is solved by one
+            hours.append(((seconds(whole, own) - alone) / gpus + alone + read) / 3600)
+        spooled = (count + CHOOSE) * (s.inner + 3 * s.d) * 4
+        works = " | ".join(f"{x / 1e15:,.1f}" for x in (whole.model, whole.sums, whole.double + whole.solving))
+        sizes = " | ".join(f"{x / 1e9:,.0f}" for x in (weights, wide / runs, spooled))
+        print(f"| {name}, {count:,} tokens, {runs} runs | {works} | {sizes} | {hours[0]:.1f} | {hours[1]:.1f} |")
+
+
+def main() -> None:
+    """Check, then project."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=65_536)
+    asked = parser.parse_args()
+    check(json.loads(asked.results.read_text()))
+    project(asked.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -81,7 +81,7 @@ def _feeder(
 
 
 def _r2(fit: Moments, held_out: Moments) -> float:
-    return recovery.r2(recovery.fit_linear(fit, held_out), held_out)
+    return recovery.r2(recovery.fit_linear(fit, held_out, recovery.EXACT), held_out)
 
 
 def verdict(own: Sequence[float], raw: Sequence[float], matched: Sequence[float], giver: Sequence[float]) -> str:

@@ -21,7 +21,7 @@ from ffncompress.passes.walking import walk
 from ffncompress.profiling.records import BlockScores, Regime, Swapped
 from ffncompress.recovery import LinearFit
 from ffncompress.replacement.building import build_replacement
-from ffncompress.replacement.fitting import linear_scores, whole_map
+from ffncompress.replacement.fitting import exact_map, linear_scores, whole_map
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.stages import on_disk
 from ffncompress.text.corpus import Corpus
@@ -62,7 +62,7 @@ def measure_blocks(model: Model, blocks: list[Block], corpus: Corpus, run: Run) 
             moments = collect_moments(model, group, corpus.fit, corpus.choose, run, inner=False, steps=steps)
             for block in run.progress(group, "fitting linear maps"):
                 own = moments.pop(0)
-                plain, stream = recovery.fit_linear(own.fit, own.held_out), recovery.fit_linear(*own.weighted())
+                plain, stream = exact_map(own), recovery.fit_linear(*own.weighted())
                 by_rank, scores = linear_scores(block, own, plain, stream)
                 covariance = own.fit.covariance_x()
                 features = recovery.feature_r2(plain, own.held_out)

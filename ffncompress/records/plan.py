@@ -60,7 +60,7 @@ class Scores(Record):
     effective_rank_output: float
     effective_rank_map: float
     condition_number: float
-    ridge: float
+    ridge: float  # of the linear map that may replace it; R2_lin's has none
     share_of_stream: float
     unrecovered_share: float
 

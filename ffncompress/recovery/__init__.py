@@ -3,7 +3,7 @@
 Does not know models, files or the CLI: tensors in, tensors out. A new score is a function in `scores.py`.
 """
 
-from ffncompress.recovery.linear import LinearFit, Metric, errors_by_rank, feature_errors, fit_linear
+from ffncompress.recovery.linear import EXACT, LinearFit, Metric, errors_by_rank, feature_errors, fit_linear
 from ffncompress.recovery.moments import Moments
 from ffncompress.recovery.neurons import HybridFit, NeuronFit, fit_hybrid, fit_neurons, remove_neurons, solve_ridged
 from ffncompress.recovery.scores import (
@@ -18,6 +18,7 @@ from ffncompress.recovery.scores import (
 )
 
 __all__ = [
+    "EXACT",
     "HybridFit",
     "LinearFit",
     "Metric",

@@ -10,9 +10,10 @@ singular). The error of any W on *other* rows follows from their moments:
 
     SSE(W) = yy - 2 tr(W' xy) + tr(W' xx W)
 
-so k is chosen by the error on held-out moments. Among maps of rank r, the best on the (ridge-augmented) fit rows
-keeps the r leading eigenvectors V of the fitted outputs' Gram matrix, W_r = W V_r V_r' (reduced-rank
-regression). V is orthonormal, so the held-out error of every rank is one cumulative sum:
+so k is chosen by the error on held-out moments. R2_lin is that of k = 0, on rows that nothing was chosen on. Among maps
+of rank r, the best on the (ridge-augmented) fit rows keeps the r leading eigenvectors V of the fitted outputs' Gram
+matrix, W_r = W V_r V_r' (reduced-rank regression). V is orthonormal, so the held-out error of every rank is one
+cumulative sum:
 
     SSE(W_r) = yy - sum_{j <= r} [2 (V' W' xy V)_jj - (V' W' xx W V)_jj]
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from ffncompress.recovery.moments import Moments
 
 METRIC_FLOOR = 1e-2  # of the mean: an error that the gradient did not see still is one
+EXACT = (0.0,)
 RIDGES = (0.0, *(10.0 ** (k / 2) for k in range(-18, 3)))  # 0, then 1e-9 to 10 by half decades
 
 
@@ -94,7 +96,7 @@ class LinearFit:
 def fit_linear(
     fit: Moments, held_out: Moments, ridges: tuple[float, ...] = RIDGES, *, metric: Metric | None = None
 ) -> LinearFit:
-    """The least-squares map of the fit rows, its ridge the best on the held-out rows.
+    """The least-squares map of the fit rows, its ridge, where there is a choice, the best on the held-out rows.
 
     Args:
         fit: moments of (x, y) rows.
@@ -112,16 +114,18 @@ def fit_linear(
     basis = inverse[:, None] * vectors  # columns: eigenvectors in units of x
     target = basis.T @ xy / fit.weight  # [d_in, d_out]
 
-    held_xx, held_xy, held_yy = held_out.centred_on(x0, y0)
-    # W(k) = basis diag(shrink) target, so the held-out error is quadratic in shrink: a ridge costs a vector's product
-    square = (basis.T @ held_xx @ basis) * (target @ target.T)
-    slope = ((basis.T @ held_xy) * target).sum(1)
+    best = ridges[0]
+    if len(ridges) > 1:
+        held_xx, held_xy, _ = held_out.centred_on(x0, y0)
+        # W(k) = basis diag(shrink) target, so its error is quadratic in shrink: a ridge costs a vector's product
+        square = (basis.T @ held_xx @ basis) * (target @ target.T)
+        slope = ((basis.T @ held_xy) * target).sum(1)
 
-    def held_out_error(ridge: float) -> float:
-        shrink = _shrink(values, ridge)
-        return float(held_yy.sum() - 2 * shrink @ slope + shrink @ square @ shrink)
+        def held_out_error(ridge: float) -> float:  # up to the outputs' energy
+            shrink = _shrink(values, ridge)
+            return float(shrink @ square @ shrink - 2 * shrink @ slope)
 
-    best = min(ridges, key=held_out_error)
+        best = min(ridges, key=held_out_error)
     shrink = _shrink(values, best)
     weight = basis @ (shrink[:, None] * target)
     seen = target if metric is None else target @ metric.root

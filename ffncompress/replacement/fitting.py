@@ -120,6 +120,14 @@ def fit_some(
     return {name: fits[name] for name in names}
 
 
+def exact_map(moments: BlockMoments) -> LinearFit:
+    """The map that R2_lin is of: least squares on the fit rows, minimum-norm where they are singular to round-off.
+
+    Nothing about it is chosen on held-out rows, so what it explains of them is what it would of any.
+    """
+    return recovery.fit_linear(moments.fit, moments.held_out, recovery.EXACT)
+
+
 class _Fits:
     """A block's fits, made as they are asked for; neurons are ordered once for all of them."""
 
@@ -137,7 +145,7 @@ class _Fits:
     def __getitem__(self, name: str) -> Fit:
         moments = self._moments
         if name == PLAIN:
-            return recovery.fit_linear(moments.fit, moments.held_out).cpu()
+            return exact_map(moments).cpu()
         if name == STREAM:
             return recovery.fit_linear(*moments.weighted(), metric=self._metric).cpu()
         own = self._thinned[_width(name)]
@@ -177,7 +185,7 @@ def prune_neurons(
         h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
         gram, _, _ = fit.centred_on(h0, y0)
         loud = (gram.diagonal() * own.square().sum(1)).topk(fit.d_in // 2).indices  # any half says how rows suffice
-        ridges.append(recovery.fit_neurons(fit, held_out, loud, own, biased=block.out_bias).ridge)
+        ridges.append(recovery.fit_neurons(fit, held_out, loud, own, biased=block.out_bias, metric=metric).ridge)
         grams.append(gram / fit.weight)
         means.append((h0, y0))
     ridge = sorted(ridges)[len(ridges) // 2]
@@ -204,7 +212,7 @@ def linear_scores(
         "effective_rank_output": recovery.effective_rank(recovery.spectrum_of(held_out.covariance_y())),
         "effective_rank_map": recovery.effective_rank(plain.energies),
         "condition_number": recovery.condition_number(inputs),
-        "ridge": plain.ridge,
+        "ridge": stream.ridge,
         "share_of_stream": block.scale**2 * (weighted.y_energy.sum() / weighted.rows).item(),
         "unrecovered_share": block.scale**2 * (recovery.feature_errors(stream, weighted).sum() / weighted.rows).item(),
     }

@@ -69,8 +69,11 @@ def gather_text(
     if settings.refit_tokens:
         refit_rows, _ = _cut(fit, readings, max(1, settings.refit_tokens // settings.seq_len), settings, tokenizer)
     share = max(VERIFY_WINDOWS, choose_rows.numel() // context) // len(choose) + 1
-    verify_rows = Windows.cat(
-        cut(text, tokenizer, readings[text.source], length=context, count=share, seed=settings.seed) for text in choose
+    verify_rows = Windows.mixed(
+        [
+            cut(text, tokenizer, readings[text.source], length=context, count=share, seed=settings.seed)
+            for text in choose
+        ]
     )
     if len(verify_rows) < VERIFY_WINDOWS:  # too little text for long windows: the short ones must serve
         verify_rows = choose_rows
@@ -102,7 +105,7 @@ def recorded_source(ref: TextRef) -> str:
 def _cut(
     sources: list[Text], readings: Mapping[str, Reading], count: int, settings: PlanSettings, tokenizer: Tokenizer
 ) -> tuple[Windows, list[TextRef]]:
-    """About the same number of windows from each text."""
+    """About the same number of windows from each text, in turns: where a few serve, they are of all texts."""
     rows, refs = [], []
     for i, text in enumerate(sources):
         share, reading = count // len(sources) + (i < count % len(sources)), readings[text.source]
@@ -114,7 +117,7 @@ def _cut(
             )
         rows.append(own)
         refs.append(text.ref(own.numel(), reading))
-    return Windows.cat(rows), refs
+    return Windows.mixed(rows), refs
 
 
 def _spread(text: Text, tokenizer: Tokenizer, reading: Reading, length: int, count: int) -> Windows:

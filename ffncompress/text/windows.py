@@ -38,6 +38,12 @@ class Windows:
         """The windows of several, in order."""
         return cls(row for part in parts for row in part.rows)
 
+    @classmethod
+    def mixed(cls, parts: Sequence[Windows]) -> Windows:
+        """The windows of several in turns, so that the first few are of all of them."""
+        at = [((i + 0.5) / len(part), row) for part in parts for i, row in enumerate(part.rows)]
+        return cls(row for _, row in sorted(at, key=lambda each: each[0]))
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -162,3 +162,10 @@ def test_a_long_document_is_drawn_from_all_over(tokenizer) -> None:
     told = tokenizer.decode(torch.cat(list(drawn)))
     assert not told.startswith("line 0 of")
     assert 64 * 39 < drawn.numel() <= 64 * 40
+
+
+def test_texts_are_mixed_in_turns() -> None:
+    few, many = (Windows(torch.full((each, 4), value).unbind()) for each, value in ((2, 7), (6, 9)))
+    mixed = Windows.mixed([many, few])
+    assert sorted(int(row[0]) for row in mixed[:4]) == [7, 9, 9, 9]
+    assert Windows.mixed([many]).rows == many.rows
