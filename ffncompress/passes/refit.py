@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, on_rows, shelved
+from ffncompress.models import Block, ffn_of, first_tensor, forward, installed, is_streamed, on_rows, shelved
 from ffncompress.passes.activations import Rows, gains, hooked, own_batches, pulled_back, row_hooks, stream_weights
 from ffncompress.passes.handing import Handed, handing_on, kept_from, together, windows_of
 from ffncompress.passes.inner import AimedRows, inner_rows, refit_inner
@@ -41,6 +41,8 @@ from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows
 from ffncompress.type_aliases import Model
 
+TOGETHER = 2  # batches that are read at once, for one layer runs at a time
+SHARED = 16  # of them at least are to be left, for processes to share
 DRIFT_TOKENS = 16_384  # of fit text that go through the original too: drift is far smoother than y
 
 
@@ -71,7 +73,7 @@ def refit(
         undo_drift: aim at the original's stream, not only at the block's own output.
         inner: refit the matrices that lead into kept neurons too, not only the one that leads out.
     """
-    batches = _batches(fit_windows, held_out_windows, run.workers, all_aimed=inner)
+    batches = _batches(fit_windows, held_out_windows, run.workers, all_aimed=inner, streamed=is_streamed(model))
     pass_layer = _Layers(model, blocks)
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
@@ -138,11 +140,14 @@ class _Batch:
     aimed: bool
 
 
-def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool) -> list[_Batch]:
+def _batches(
+    fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool, streamed: bool
+) -> list[_Batch]:
     """This process's batches; the original goes along with all held-out ones, and with DRIFT_TOKENS of the others."""
     every = 1 if all_aimed else max(1, fit.numel() // DRIFT_TOKENS)
-    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers)]
-    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers)]
+    times = 1 if streamed else min(TOGETHER, max(1, fit.numel() // (SHARED * workers.batch_tokens)))
+    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers, times)]
+    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers, times)]
 
 
 def _goes_on(block: Block) -> bool:
