@@ -13,6 +13,7 @@ one thread each. FILE keeps each finished plan: a killed run goes on from it.
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -123,6 +124,10 @@ def table(results: dict, names: list[str]) -> str:
 def stages(results: dict, names: list[str]) -> str:
     """A row for each stage that takes a fiftieth of a pass, a column for each plan."""
     found = {key: results[key] for name in names for way in WAYS if (key := f"{name} | {way}") in results}
+    found = {
+        key: answer | {"stages": {re.sub(r" \d+ ", " ", name): took for name, took in answer["stages"].items()}}
+        for key, answer in found.items()
+    }
     every = dict.fromkeys(stage for answer in found.values() for stage in answer["stages"])
     lines = [
         "| stage | " + " | ".join(key.replace(" | ", ", ") for key in found) + " |",

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from ffncompress.models import Block, count_parameters, find_blocks, first_tensor, install_, oriented
 from ffncompress.passes.activations import hooked, row_hooks
 from ffncompress.records.plan import Shape
+from ffncompress.recovery import remove_neurons
 from ffncompress.replacement.building import set_projection_
 from ffncompress.replacement.modules import build
+
+TEMPERATURE, MOST_GONE = 0.1, 0.8  # of MoDeGPT's allocation
 
 
 @dataclass
@@ -90,8 +93,10 @@ def _ffn_size(model: Any, blocks: list[Block], size: int) -> float:
     return (size - (count_parameters(model) - ffns)) / ffns
 
 
-def _pruned(block: Block, ffn: nn.Module, kept: Tensor, bias: Tensor | None = None) -> nn.Module:
-    """The FFN with only the kept neurons, weights as they were."""
+def _pruned(
+    block: Block, ffn: nn.Module, kept: Tensor, bias: Tensor | None = None, weight: Tensor | None = None
+) -> nn.Module:
+    """The FFN with only the kept neurons, weights as they were, or another output matrix [d_out, kept]."""
     module = build(Shape("neurons", len(kept)), block.layout, ffn)
     out = module.get_submodule(block.layout.out)
     if bias is not None:
@@ -99,7 +104,7 @@ def _pruned(block: Block, ffn: nn.Module, kept: Tensor, bias: Tensor | None = No
         module.add_module(block.layout.out, out)
     for name in block.layout.inner:
         set_projection_(module.get_submodule(name), oriented(ffn.get_submodule(name))[kept])
-    set_projection_(out, oriented(ffn.get_submodule(block.layout.out))[:, kept], bias)
+    set_projection_(out, oriented(ffn.get_submodule(block.layout.out))[:, kept] if weight is None else weight, bias)
     return module.requires_grad_(False)
 
 
@@ -144,12 +149,102 @@ def flap(model: Any, found: Statistics, size: int) -> Any:
     return _edited(model, blocks, make)
 
 
+def _loudest(model: Any, size: int, score: Callable[[Block, Tensor], Tensor]) -> Any:
+    """The same share of neurons in every block, those of the highest score; a score sees the output matrix."""
+    blocks = find_blocks(model)
+    share = _ffn_size(model, blocks, size)
+
+    def make(block: Block, ffn: nn.Module) -> nn.Module:
+        found = score(block, oriented(ffn.get_submodule(block.layout.out)).double())
+        return _pruned(block, ffn, found.topk(int(share * block.d_inner)).indices.sort().values)
+
+    return _edited(model, blocks, make)
+
+
+def wanda_sp(model: Any, found: Statistics, size: int) -> Any:
+    """Wanda's score for whole neurons, as FLAP's authors compare with it: |w| times the activation's norm, summed."""
+    return _loudest(model, size, lambda block, out: out.abs().sum(0) * found.hh[block.index].diagonal().sqrt())
+
+
+def two_ssp(model: Any, found: Statistics, size: int) -> Any:
+    """2SSP's first stage (Sandri et al., 2025): the neurons whose activations have the largest norm stay."""
+    return _loudest(model, size, lambda block, _: found.hh[block.index].diagonal())
+
+
+def osscar(model: Any, found: Statistics, size: int) -> Any:
+    """OSSCAR's and ZipLM's idea (Meng et al., 2024; Kurtic et al., 2023): one width, neurons go by the surgeon's
+    saliency on plain rows, a few at a time, and the output matrix is refitted."""
+    blocks = find_blocks(model)
+    share = _ffn_size(model, blocks, size)
+
+    def make(block: Block, ffn: nn.Module) -> nn.Module:
+        weight = oriented(ffn.get_submodule(block.layout.out)).double().T
+        width = int(share * block.d_inner)
+        ((_, (kept, out)),) = remove_neurons(found.hh[block.index] / found.rows, weight, [width])
+        return _pruned(block, ffn, kept, weight=out.T.float())
+
+    return _edited(model, blocks, make)
+
+
+def modegpt(model: Any, found: Statistics, size: int) -> Any:
+    """MoDeGPT's MLP (Lin et al., 2024): neurons of the highest ridge leverage stay, a Nystroem approximation gives the
+    output matrix, and layers that turn the stream less lose more, by a softmax of their influence."""
+    blocks = find_blocks(model)
+    sparsity = torch.softmax(-found.influence / TEMPERATURE, 0)
+    most = (1 - _ffn_size(model, blocks, size)) * len(blocks)
+    gone = torch.zeros_like(sparsity)
+    for _ in blocks:  # what a layer cannot lose, the others do
+        free = gone < MOST_GONE
+        gone = (gone + free * sparsity * (most - gone.sum()) / (free * sparsity).sum().clamp_min(1e-30)).clamp_max(
+            MOST_GONE
+        )
+
+    def make(block: Block, ffn: nn.Module) -> nn.Module:
+        gram = found.hh[block.index] / found.rows
+        ridged = gram + 1e-2 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+        leverage = torch.linalg.solve(ridged, gram).diagonal()
+        width = max(1, int((1 - gone[block.index].item()) * block.d_inner))
+        kept = leverage.topk(width).indices.sort().values
+        weight = oriented(ffn.get_submodule(block.layout.out)).double()
+        small = gram[kept][:, kept]
+        small = small + 1e-6 * small.diagonal().mean() * torch.eye(width, dtype=gram.dtype)
+        return _pruned(block, ffn, kept, weight=torch.linalg.solve(small, gram[kept] @ weight.T).T.float())
+
+    return _edited(model, blocks, make)
+
+
+def slice_gpt(model: Any, found: Statistics, size: int) -> Any:
+    """SliceGPT's idea (Ashkboos et al., 2024) on the FFN alone: inputs and outputs keep their leading principal
+    directions. The rotations are kept as matrices: what absorbs them there, the rest of the model, stays as it is."""
+    edited, blocks = copy.deepcopy(model), find_blocks(model)
+    share = _ffn_size(model, blocks, size)
+    for block in blocks:
+        ffn = edited.get_submodule(block.path)
+        out = oriented(ffn.get_submodule(block.layout.out)).double()
+        inner = [oriented(ffn.get_submodule(name)).double() for name in block.layout.inner]
+        whole = sum(weight.numel() for weight in (*inner, out))
+        rank = int(share * whole / (whole / block.d_in + block.d_in + block.d_out))
+        into = _leading(found.xx[block.index], rank)
+        shared = nn.Parameter(into.T.float(), requires_grad=False)
+        for name, weight in zip(block.layout.inner, inner, strict=True):
+            ffn.add_module(name, _Factored((weight @ into).float(), shared))
+        behind = _leading(out @ found.hh[block.index] @ out.T, rank)
+        ffn.add_module(block.layout.out, _Factored(behind.float(), (behind.T @ out).float()))
+    return edited
+
+
+def _leading(gram: Tensor, rank: int) -> Tensor:
+    """The principal directions of most energy, [d, rank]."""
+    return torch.linalg.eigh(gram).eigenvectors[:, -rank:]
+
+
 class _Factored(nn.Module):
     """y = U (V x)."""
 
     def __init__(self, up: Tensor, down: Tensor) -> None:
         super().__init__()
-        self.up, self.down = nn.Parameter(up, requires_grad=False), nn.Parameter(down, requires_grad=False)
+        self.up = nn.Parameter(up, requires_grad=False)
+        self.down = down if isinstance(down, nn.Parameter) else nn.Parameter(down, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.down.T @ self.up.T
@@ -226,5 +321,8 @@ def replaceme(model: Any, found: Statistics, size: int, windows: Tensor) -> Any:
     return edited
 
 
-NEED_GRAMS = ("FLAP", "SVD-LLM")
-METHODS = {"magnitude": magnitude, "FLAP": flap, "SVD-LLM": svd_llm, "ShortGPT": shortgpt, "ReplaceMe": replaceme}
+NEED_GRAMS = ("FLAP", "SVD-LLM", "OSSCAR", "MoDeGPT", "SliceGPT", "Wanda-sp", "2SSP")
+METHODS = {
+    "OSSCAR": osscar, "FLAP": flap, "MoDeGPT": modegpt, "ReplaceMe": replaceme, "ShortGPT": shortgpt,
+    "SVD-LLM": svd_llm, "SliceGPT": slice_gpt, "Wanda-sp": wanda_sp, "2SSP": two_ssp, "magnitude": magnitude,
+}  # fmt: skip
