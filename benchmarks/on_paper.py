@@ -25,6 +25,7 @@ from cost_of_planning import GROWTH, HEADLINE
 from ffncompress.runtime.products import fast_products
 
 GRADIENT, SWAP, DRIFT, CHOOSE, WIDTHS = 4096, 1024, 16_384, 8192, 15
+BACKWARD = 2.5  # forward passes that a gradient takes, weights at rest: attention's own takes more than its forward
 LINEAR_FITS = 8  # of a block: two linear maps, and a bypass at six widths
 BATCH, STREAMED_BATCH = 1024, 8192
 # H100 SXM 80 GB by its data sheet, without sparsity; a disk of 5 GB/s
@@ -107,7 +108,8 @@ def stages(s: Shape, tokens: int, refitted: int, replaced: int | None = None, ru
     return {
         "measuring the base": once(verify + fresh, loss, logits),
         "asking what the loss feels": Counts(
-            2 * GRADIENT * loss, GRADIENT * n * 2 * d * d, 0, 0, GRADIENT * 2 * logits, 3 * GRADIENT / STREAMED_BATCH
+            BACKWARD * GRADIENT * loss, GRADIENT * n * 2 * d * d, 0, 0, GRADIENT * 2 * logits,
+            3 * GRADIENT / STREAMED_BATCH,
         ),
         "scoring blocks": Counts(
             tokens * s.body, tokens * n * (inner + d) ** 2 / runs, tokens * n * 3 * d * d, 0,
@@ -119,7 +121,7 @@ def stages(s: Shape, tokens: int, refitted: int, replaced: int | None = None, ru
         ),
         "measuring errors": Counts(choose * s.body, 0, choose * n * 2 * d * d, 0, 0, choose / STREAMED_BATCH),
         "predicting costs": Counts(
-            2 * GRADIENT * loss, GRADIENT * n * (ladder + LINEAR_FITS * 8 * d * d), 0, 0,
+            BACKWARD * GRADIENT * loss, GRADIENT * n * (ladder + LINEAR_FITS * 8 * d * d), 0, 0,
             GRADIENT * (2 * logits + n * (WIDTHS * 28 + LINEAR_FITS * 60) * d), 3 * GRADIENT / STREAMED_BATCH,
         ),
         "trying swaps": Counts(
@@ -235,7 +237,7 @@ def project(tokens: int) -> None:
         spooled = (count + CHOOSE) * (s.inner + 3 * s.d) * 4
         works = " | ".join(f"{x / 1e15:,.1f}" for x in (whole.model, whole.sums, whole.double + whole.solving))
         sizes = " | ".join(f"{x / 1e9:,.0f}" for x in (weights, wide / runs, spooled))
-        print(f"| {name}, {count:,} tokens, {runs} runs | {works} | {sizes} | {hours[0]:.1f} | {hours[1]:.1f} |")
+        print(f"| {name}, {count:,} tokens, {runs} run(s) | {works} | {sizes} | {hours[0]:.2f} | {hours[1]:.2f} |")
 
 
 def main() -> None:

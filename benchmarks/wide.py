@@ -38,6 +38,7 @@ from ffncompress.records.plan import Option, Shape
 from ffncompress.replacement.building import build_replacement
 from ffncompress.replacement.fitting import fit_some
 from ffncompress.replacement.moments import moment_bytes, runs_within
+from ffncompress.runtime.products import fast_products
 from ffncompress.runtime.run import Run
 from ffncompress.runtime.workers import Workers
 from ffncompress.text.sources import read
@@ -154,10 +155,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--gigabytes", type=float, default=4)
     options = parser.parse_args()
-    if options.synthetic:
-        reach(options.synthetic, options.width, int(options.gigabytes * 1e9))
-    else:
-        compare(options)
+    with fast_products(torch.device("cpu")):
+        if options.synthetic:
+            reach(options.synthetic, options.width, int(options.gigabytes * 1e9))
+        else:
+            compare(options)
 
 
 if __name__ == "__main__":
