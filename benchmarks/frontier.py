@@ -56,7 +56,7 @@ SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M,
 TASKS_AT = 0.25
 BYPASS_RANK = 64
 MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
-ORDER = ("dense model", "ours", "native", "native, unrounded", *MENU, *METHODS)
+ORDER = ("dense model", "ours", "ours, fitted on both", "native", "native, unrounded", *MENU, *METHODS)
 
 
 class Bench:
@@ -178,23 +178,24 @@ def peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def ours(bench: Bench) -> None:
+def ours(bench: Bench, row: str = "ours", **texts: list[str]) -> None:
     """The planner; and, at one size, the time and peak memory of a whole compression beside a bare forward pass."""
-    order = bench.missing("ours")
+    order = bench.missing(row)
     if not order:
         return
+    settings = bench.settings | texts
     start = time.perf_counter()
     with usual_products(), torch.inference_mode():
         for _, ids in own_batches(bench.fit, bench.run.workers):
             bench.model.base_model(input_ids=ids, use_cache=False)
     forward, forward_memory = time.perf_counter() - start, peak_gigabytes()
     start = time.perf_counter()
-    found = measure_model(bench.source, PlanSettings(budget=budget(bench.sizes[order[0]]), **bench.settings), bench.run)
+    found = measure_model(bench.source, PlanSettings(budget=budget(bench.sizes[order[0]]), **settings), bench.run)
     surveyed = time.perf_counter() - start
     print(f"{bench.name}: forward {forward:.0f} s, survey {surveyed:.0f} s", flush=True)
     for share in order:
         start = time.perf_counter()
-        plan, tensors = solve(found, PlanSettings(budget=budget(bench.sizes[share]), **bench.settings))
+        plan, tensors = solve(found, PlanSettings(budget=budget(bench.sizes[share]), **settings))
         taken = surveyed + time.perf_counter() - start
         costs = (
             {"time ratio": taken / forward, "memory ratio": peak_gigabytes() / forward_memory}
@@ -203,7 +204,14 @@ def ours(bench: Bench) -> None:
         )
         print(f"{plan.summary}; {[b.choice.describe() if b.choice else '-' for b in plan.blocks]}", flush=True)
         print(f"{taken:.0f} s, {peak_gigabytes():.2f} GB, forward {forward_memory:.2f} GB", flush=True)
-        bench.record("ours", share, bench.edited(planned_modules(bench, plan, tensors)), **costs)
+        bench.record(row, share, bench.edited(planned_modules(bench, plan, tensors)), **costs)
+
+
+def mixed(bench: Bench) -> None:
+    """The same, fitted and chosen on web pages as well, half of the tokens each; those of the report are others."""
+    _, fit, choose = (str(part) for part in thirds(bench.data / "domains" / "web.txt", bench.file.parent))
+    data, choose_data = bench.settings["data"], bench.settings["choose_data"]
+    ours(bench, "ours, fitted on both", data=[*data, fit], choose_data=[*choose_data, choose])
 
 
 def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> dict[int, torch.nn.Module]:
@@ -326,7 +334,8 @@ def table(bench: Bench) -> str:
 
 
 PARTS = {
-    "dense": dense, "ours": ours, "native": native, "unrounded": unrounded, "peers": peers, "menu": menu_alone
+    "dense": dense, "ours": ours, "mixed": mixed, "native": native, "unrounded": unrounded, "peers": peers,
+    "menu": menu_alone,
 }  # fmt: skip
 
 

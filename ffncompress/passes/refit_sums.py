@@ -86,7 +86,7 @@ class Sums:
             return replace(hybrid, out=hybrid.out + step, y0=hybrid.y0 + shift + step.T @ hybrid.h0).cpu()
         kept, biased = plain.kept, self.block.out_bias
         plain = recovery.fit_neurons(
-            fit, held_out, kept, self.weight, biased=biased, ridges=around(plain.ridge, RIDGES), metric=self.metric
+            fit, held_out, kept, self.weight, biased=biased, ridges=around(plain.ridge, RIDGES)
         )  # fmt: skip
         h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
         missed = self._missed(held_out.of_inputs(kept), plain, h0[kept], y0)
@@ -106,8 +106,7 @@ class Sums:
         gram, cross, _ = fit.centred_on(h0, d0)
         held_gram, left, _ = held_out.centred_on(h0, d0)
         left = left if missed is None else left + missed
-        step, _ = recovery.solve_ridged(gram, cross, held_gram, left, DRIFT_RIDGES, self.metric)
-        felt = step if self.metric is None else step @ self.metric.root @ self.metric.root.T
-        if ((felt * (held_gram @ step)).sum() >= 2 * (felt * left).sum()).item():
+        step, _ = recovery.solve_ridged(gram, cross, held_gram, left, DRIFT_RIDGES)
+        if ((step * (held_gram @ step)).sum() >= 2 * (step * left).sum()).item():
             step = torch.zeros_like(step)
         return step, d0 - step.T @ h0

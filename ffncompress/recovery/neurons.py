@@ -199,7 +199,6 @@ def fit_neurons(
     *,
     biased: bool,
     ridges: tuple[float, ...] = RIDGES,
-    metric: Metric | None = None,
 ) -> NeuronFit:
     """The exact output matrix of the kept neurons, its ridge the best on the held-out rows.
 
@@ -210,14 +209,13 @@ def fit_neurons(
         weight: the output matrix as it was, [k, d_out]: what the ridge pulls towards.
         biased: whether the output has a bias.
         ridges: strengths to try, each relative to a neuron's own energy.
-        metric: what an error costs by direction, for the choice of the ridge.
     """
     fit, held_out = fit.of_inputs(kept), held_out.of_inputs(kept)
     h0, y0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
     hh, hy, _ = fit.centred_on(h0, y0)
     held_hh, held_hy, _ = held_out.centred_on(h0, y0)
     before = weight[kept].to(hh)
-    step, ridge = solve_ridged(hh, hy - hh @ before, held_hh, held_hy - held_hh @ before, ridges, metric)
+    step, ridge = solve_ridged(hh, hy - hh @ before, held_hh, held_hy - held_hh @ before, ridges)
     out = before + step
     return NeuronFit(kept, out, y0 - out.T @ h0 if biased else None, ridge)
 
@@ -228,16 +226,14 @@ def solve_ridged(
     held_gram: Tensor,
     held_cross: Tensor,
     ridges: tuple[float, ...] = RIDGES,
-    metric: Metric | None = None,
 ) -> tuple[Tensor, float]:
     """The ridge solution that errs least on held-out rows, and its ridge.
 
     The error falls and then rises along the ridges, so it is walked down from the middle: half of them are not tried.
-    Of many outputs a few random mixtures are tried, for the mean square of an error along random directions is its own;
-    with a metric, as far as the loss feels it along them.
+    Of many outputs a few random mixtures are tried, for the mean square of an error along random directions is its own.
     """
-    mixed = len(ridges) > 1 and (cross.shape[1] > 2 * SKETCH or metric is not None)
-    some, held_some = (_sketch(each, metric) if mixed else each for each in (cross, held_cross))
+    mixed = cross.shape[1] > 2 * SKETCH and len(ridges) > 1
+    some, held_some = (_sketch(each) if mixed else each for each in (cross, held_cross))
 
     def tried(at: int) -> tuple[float, int, Tensor]:
         if not 0 <= at < len(ridges):
@@ -253,11 +249,10 @@ def solve_ridged(
     return _solve(gram, ridge, cross) if mixed else best[2], ridge
 
 
-def _sketch(cross: Tensor, metric: Metric | None) -> Tensor:
+def _sketch(cross: Tensor) -> Tensor:
     """Random mixtures of the outputs, always the same ones, [d_in, SKETCH]."""
     mixtures = torch.randn(cross.shape[1], SKETCH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mixtures = mixtures.to(cross)
-    return cross @ (mixtures if metric is None else metric.root @ mixtures)
+    return cross @ mixtures.to(cross)
 
 
 def fit_hybrid(
@@ -293,7 +288,7 @@ def fit_hybrid(
     if width:
         ridge = ridges[0]
         if len(ridges) > 1:
-            _, ridge = solve_ridged(zz[h, h], zy[h], held_zz[h, h], held_zy[h], ridges, metric)
+            _, ridge = solve_ridged(zz[h, h], zy[h], held_zz[h, h], held_zy[h], ridges)
         from_h, out = _solve(zz[h, h], ridge, torch.cat([zz[h, x], zy[h]], 1)).split([len(xs), len(y0)], 1)
     # On the fit rows and the ridge's own rows, the remainders' moments are Schur complements: the fit is joint.
     residual = _centred(fit, zz[x, x] - zz[x, h] @ from_h, zy[x] - zz[x, h] @ out, yy - (zy[h] * out).sum(0))

@@ -185,7 +185,7 @@ def prune_neurons(
         h0, y0 = fit.means if block.out_bias else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
         gram, _, _ = fit.centred_on(h0, y0)
         loud = (gram.diagonal() * own.square().sum(1)).topk(fit.d_in // 2).indices  # any half says how rows suffice
-        ridges.append(recovery.fit_neurons(fit, held_out, loud, own, biased=block.out_bias, metric=metric).ridge)
+        ridges.append(recovery.fit_neurons(fit, held_out, loud, own, biased=block.out_bias).ridge)
         grams.append(gram / fit.weight)
         means.append((h0, y0))
     ridge = sorted(ridges)[len(ridges) // 2]

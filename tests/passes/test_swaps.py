@@ -48,3 +48,15 @@ def test_errors_by_sequence_add_up_to_those_of_the_moments() -> None:
         total = each.squares.sum() - each.sums.sum(0).square().sum() / ids.numel()
         assert 1 - (each.squared_errors.sum() / total).item() == pytest.approx(r2(fit, own.held_out), abs=1e-5)
         assert 0 < r2_interval(each.squared_errors, each.rows, each.sums, each.squares) < 1
+
+
+def test_processes_share_the_blocks_of_even_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, run = tiny_model("llama"), Run(Workers("cpu"))
+    blocks = find_blocks(model)
+    ids = torch.randint(1, 3000, (4, 16), generator=torch.Generator().manual_seed(0))
+    variants = [build(Shape("dense"), b.layout, ffn_of(model, b)) for b in blocks]
+    whole = measure_swaps(model, blocks, variants, ids, run)
+    for rank in range(2):
+        monkeypatch.setattr(run.workers, "share", lambda count, rank=rank: torch.arange(count)[rank::2])
+        for i, own in enumerate(measure_swaps(model, blocks, variants, ids, run)):
+            assert torch.equal(own, whole[i] if i % 2 == rank else torch.zeros_like(own))
