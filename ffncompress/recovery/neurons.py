@@ -192,13 +192,7 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 
 def fit_neurons(
-    fit: Moments,
-    held_out: Moments,
-    kept: Tensor,
-    weight: Tensor,
-    *,
-    biased: bool,
-    ridges: tuple[float, ...] = RIDGES,
+    fit: Moments, held_out: Moments, kept: Tensor, weight: Tensor, *, biased: bool, ridges: tuple[float, ...] = RIDGES
 ) -> NeuronFit:
     """The exact output matrix of the kept neurons, its ridge the best on the held-out rows.
 
@@ -221,11 +215,7 @@ def fit_neurons(
 
 
 def solve_ridged(
-    gram: Tensor,
-    cross: Tensor,
-    held_gram: Tensor,
-    held_cross: Tensor,
-    ridges: tuple[float, ...] = RIDGES,
+    gram: Tensor, cross: Tensor, held_gram: Tensor, held_cross: Tensor, ridges: tuple[float, ...] = RIDGES
 ) -> tuple[Tensor, float]:
     """The ridge solution that errs least on held-out rows, and its ridge.
 
