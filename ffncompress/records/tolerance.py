@@ -68,7 +68,7 @@ class Tolerance:
         if not self.wide:
             return "" if self.rise.relative <= MUCH else (
                 f"as planned is not as good: {100 * self.rise.relative:+.0f} % is much to lose; a larger size, more "
-                "--tokens or --heal keep more, and a plan without --budget loses at most 5 %"
+                "--tokens or `apply --heal 10` keep more, and a plan without --budget loses at most 5 %"
             )  # fmt: skip
         return (
             f"this limit is wide: the plan measured {100 * self.rise.relative:+.1f} % on {self.rise.windows} windows "

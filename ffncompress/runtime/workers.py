@@ -137,12 +137,24 @@ class Workers:
             token: what passes through the widest layer for each token.
         """
         found = self.memory.streams(weights)
-        if found and self.memory.stream is None and weights not in self._told and self.is_main:
+        if weights not in self._told and self.is_main:
             self._told.add(weights)
-            asked = f"{in_words(weights)} of weights, {in_words(self.memory.limit)} of memory left"
-            logging.getLogger("ffncompress").info("%s: read from disk, layer by layer", asked)
+            self._tell(weights, found)
         self.batch_tokens = self.memory.tokens(token) if found else BATCH_TOKENS
         return found
+
+    def _tell(self, weights: int, streamed: bool) -> None:
+        """How a model is held, and whether the memory will do."""
+        log, left = logging.getLogger("ffncompress"), in_words(self.memory.limit)
+        if streamed and self.memory.stream is None:
+            log.info("%s of weights, %s of memory left: read from disk, layer by layer", in_words(weights), left)
+        if (needed := self.memory.least(weights, streamed)) > self.memory.limit:
+            log.warning(
+                "%s of memory are left beside the libraries, and a run needs up to %s: "
+                "it may take more than it is given",
+                left,
+                in_words(needed),
+            )
 
     def dtype(self, asked: str) -> str:
         """What to compute in: on a CPU float32 is the fast and safe one, a GPU keeps what the weights are stored in."""

@@ -49,8 +49,13 @@ def test_streaming_by_itself_says_so_once(caplog) -> None:
             True,
             False,
         ]
+    too_little = (
+        "0 MB of memory are left beside the libraries, and a run needs up to {} MB: it may take more than it is given"
+    )
     assert [record.getMessage() for record in caplog.records] == [
-        "1 MB of weights, 0 MB of memory left: read from disk, layer by layer"
+        "1 MB of weights, 0 MB of memory left: read from disk, layer by layer",
+        too_little.format(240),
+        too_little.format(550),
     ]
     assert workers.batch_tokens == room.BATCH_TOKENS
 
