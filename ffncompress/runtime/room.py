@@ -20,7 +20,7 @@ SHARE = 0.8  # of what is free: others live here too
 LEAST = 4  # what is asked for is never taken for less than this part of it
 BATCH_TOKENS = 1024  # that a model in memory reads at once
 STREAMED_TOKENS = (128, 8192)  # the fewest and the most that a streamed one does
-WORKING = 550_000_000, 240_000_000  # bytes of activations and logits as measured, in memory and streamed
+IN_MEMORY, STREAMED = 550_000_000, 240_000_000  # bytes of activations and logits, as measured, by how weights are held
 _UNLIMITED = 2**60
 
 
@@ -50,7 +50,7 @@ class Memory:
 
     def least(self, weights: int, streamed: bool) -> int:
         """What a run takes beside its moments, however little it may: of weights, activations and logits."""
-        return WORKING[streamed] + weights * (not streamed)
+        return STREAMED if streamed else IN_MEMORY + weights
 
     def tokens(self, width: int) -> int:
         """How many tokens a streamed model reads at once, that fill so many bytes each in a layer: a power of two."""
