@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ffncompress.models import DEFAULT_CONTEXT, embedding_rows, is_streamed, longest_of
+from ffncompress.models import DEFAULT_CONTEXT, embedding_rows, forward, is_streamed, longest_of
 from ffncompress.passes.heads import NUMBERS
 from ffncompress.runtime.memory import shrinking
 from ffncompress.runtime.progress import Progress
@@ -49,11 +50,11 @@ def counted(model: Model, rows: int, progress: Progress, label: str) -> Iterator
     next(steps, None)
     rest = islice(steps, rows - 1)  # it ends with the `with`, even if there are more rows than were foreseen
 
-    def count(_model: Model, args: tuple[Tensor, ...], _output: object) -> None:
-        for _ in zip(args[0], rest, strict=False):
+    def count(_model: Model, _args: object, given: Mapping[str, Any], _output: object) -> None:
+        for _ in zip(given["input_ids"], rest, strict=False):
             pass
 
-    handle = model.register_forward_hook(count)
+    handle = model.register_forward_hook(count, with_kwargs=True)
     try:
         yield
     finally:
@@ -67,6 +68,12 @@ def _kind_of_lm(opened: Opened | None, counting: Counting) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     class HalvingLM(HFLM):  # type: ignore[misc]
+        def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+            """Without a cache: nothing goes on from it, and that of all layers may be larger than a streamed model."""
+            with torch.inference_mode():
+                logits: Tensor = forward(self.model, inps).logits
+            return logits
+
         def _loglikelihood_tokens(self, requests: Any, *args: Any, **options: Any) -> Any:
             def answers(size: int) -> Any:
                 self.batch_size_per_gpu = size  # the longest come first: what does not fit is met at once

@@ -43,7 +43,6 @@ from ffncompress.type_aliases import Model
 
 TOGETHER = 2  # batches that are read at once, for one layer runs at a time
 SHARED = 16  # of them at least are to be left, for processes to share
-DRIFT_TOKENS = 16_384  # of fit text that go through the original too: drift is far smoother than y
 
 
 @torch.no_grad()  # not inference mode: its tensors could not be trained on, or loaded, later
@@ -73,7 +72,7 @@ def refit(
         undo_drift: aim at the original's stream, not only at the block's own output.
         inner: refit the matrices that lead into kept neurons too, not only the one that leads out.
     """
-    batches = _batches(fit_windows, held_out_windows, run.workers, all_aimed=inner, streamed=is_streamed(model))
+    batches = _batches(fit_windows, held_out_windows, run.workers, streamed=is_streamed(model))
     pass_layer = _Layers(model, blocks)
     made: dict[int, nn.Module] = {}
     last = max(shapes, default=-1)
@@ -95,15 +94,13 @@ def refit(
                 entering = states.get("slimmed", at)
                 rows, output = pass_layer.watched(block.index, batch.ids, entering)
                 states.put("slimmed", at, output)  # its form is right; the replacement's stream comes below
-                original = rows
-                if batch.aimed and made:
+                original, behind = rows, output
+                if made:
                     original, behind = pass_layer.watched(block.index, batch.ids, states.get("original", at))
-                    states.put("original", at, behind)
-                elif batch.aimed:
-                    states.put("original", at, output)
+                states.put("original", at, behind)
                 drift, weights = aim(model, block, rows, original, undo_drift)
                 if sums is not None:
-                    sums.update_(rows, drift, weights, held_out=batch.held_out, aimed=batch.aimed)
+                    sums.update_(rows, drift, weights, held_out=batch.held_out)
                 before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
                 if inner:
                     states.put("aimed", at, (rows.x, rows.y + drift, weights))
@@ -115,7 +112,7 @@ def refit(
                 fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
             assert fit is not None
             module = build_replacement(block, ffn_of(model, block), shape, fit)
-            if shape.kind == "neurons" and inner:
+            if shape.width and inner and (shape.kind == "neurons" or block.layout.activation is None):
                 _refit_inner_(module, block, states, batches, run, facts)
             for at, batch in enumerate(batches):
                 if _goes_on(block):
@@ -133,21 +130,17 @@ def refit(
 
 @dataclass(frozen=True)
 class _Batch:
-    """Windows of one length, what their rows are for, and whether the original's stream is known beside the slimmed."""
+    """Windows of one length, and what their rows are for."""
 
     ids: Tensor
     held_out: bool
-    aimed: bool
 
 
-def _batches(
-    fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, all_aimed: bool, streamed: bool
-) -> list[_Batch]:
-    """This process's batches; the original goes along with all held-out ones, and with DRIFT_TOKENS of the others."""
-    every = 1 if all_aimed else max(1, fit.numel() // DRIFT_TOKENS)
+def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, streamed: bool) -> list[_Batch]:
+    """This process's batches."""
     times = 1 if streamed else min(TOGETHER, max(1, fit.numel() // (SHARED * workers.batch_tokens)))
-    found = [_Batch(ids, False, int(at[0]) // len(at) % every == 0) for at, ids in own_batches(fit, workers, times)]
-    return found + [_Batch(ids, True, True) for _, ids in own_batches(held_out, workers, times)]
+    roles = ((fit, False), (held_out, True))
+    return [_Batch(ids, held) for windows, held in roles for _, ids in own_batches(windows, workers, times)]
 
 
 def _goes_on(block: Block) -> bool:
@@ -164,7 +157,7 @@ def _room(blocks: list[Block], run: Run) -> int:
 def _walk_on(pass_layer: _Layers, block: Block, batches: list[_Batch], states: Spool, *, drifted: bool) -> None:
     """The streams through a layer whose block is kept."""
     for at, batch in enumerate(batches):
-        for name in ("slimmed", "original") if batch.aimed and drifted else ("slimmed",):
+        for name in ("slimmed", "original") if drifted else ("slimmed",):
             states.put(name, at, pass_layer(block.index, batch.ids, states.get(name, at)))
 
 

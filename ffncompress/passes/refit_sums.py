@@ -1,7 +1,7 @@
 """What a replacement is refitted from: moments of rows of the slimmed model, and what would bring its stream back.
 
-The FFN's own output is fitted on all rows. Drift, what the slimmed stream lacks of the original's, is known where the
-original ran too; what kept neurons can undo of it is a fit of its own, with a ridge of its own, on top of the first.
+The FFN's own output is fitted first. Drift is what the slimmed stream lacks of the original's; what kept neurons can
+undo of it is a fit of its own, with a ridge of its own, on top of the first.
 """
 
 from __future__ import annotations
@@ -38,42 +38,29 @@ class Sums:
         self.metric = None if metric is None else Metric.of(metric.to(device))
         inputs = {"neurons": block.d_inner, "hybrid": block.d_inner + block.d_in}.get(shape.kind, block.d_in)
 
-        def none(d_out: int = block.d_out) -> Moments:
-            return Moments.zeros(inputs, d_out, full_yy=False, device=device)
+        self.fit, self.held_out = (Moments.zeros(inputs, block.d_out, full_yy=False, device=device) for _ in range(2))
 
-        self.aimed, self.held_out = none(), none()
-        self.others = none(0 if shape.width else block.d_out)  # rows whose drift is not known; of linear maps, all
-
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool, aimed: bool) -> None:
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool) -> None:
         """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
-        device = self.aimed.x.device
+        device = self.fit.x.device
         h, x, y, drift, weights = (t.to(device) for t in (rows.h, rows.x, rows.y, drift, weights))
-        sums = self.held_out if held_out else self.aimed if aimed else self.others
+        sums = self.held_out if held_out else self.fit
         if self.shape.width:
             z = h if self.shape.kind == "neurons" else torch.cat([h, x], 1)
-            sums.update_(z, drift if aimed else drift[:, :0], weights, torch.float32)
-        elif held_out:
-            sums.update_(x, y + drift, weights)
+            sums.update_(z, drift, weights, torch.float32)
         else:
-            self.others.update_(x, y, weights)
-            if aimed:
-                self.aimed.update_(x, drift, weights)
+            sums.update_(x, y + drift, weights)
 
     def fitted(self, workers: Workers) -> Fit:
         """The fit from the rows of all processes, the same in each: they run it, and what comes behind it, together."""
-        for moments in (self.aimed, self.others, self.held_out):
+        for moments in (self.fit, self.held_out):
             workers.sum_(moments.tensors())
         return workers.once(self._solve)
 
     def _solve(self) -> Fit:
         if not self.shape.width:
-            share = self.aimed.weight / self.others.weight
-            every = replace(
-                self.others, y=self.others.y + self.aimed.y / share, xy=self.others.xy + self.aimed.xy / share
-            )  # fmt: skip
-            return recovery.fit_linear(every, self.held_out, metric=self.metric).cpu()
-        every = self.aimed.without_outputs() + self.others
-        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (every, self.held_out))
+            return recovery.fit_linear(self.fit, self.held_out, metric=self.metric).cpu()
+        fit, held_out = (moments.mapped(self.weight, self.bias) for moments in (self.fit, self.held_out))
         widths = [self.shape.width]
         h = slice(self.block.d_inner)
         parts = [(fit.of_inputs(h), held_out.of_inputs(h))]
@@ -101,7 +88,7 @@ class Sums:
 
     def _undoing(self, kept: Tensor, *, biased: bool, missed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What these neurons can undo of the drift, as far as held-out rows bear it out: weights, and a constant."""
-        fit, held_out = self.aimed.of_inputs(kept), self.held_out.of_inputs(kept)
+        fit, held_out = self.fit.of_inputs(kept), self.held_out.of_inputs(kept)
         h0, d0 = fit.means if biased else (torch.zeros_like(fit.x), torch.zeros_like(fit.y))
         gram, cross, _ = fit.centred_on(h0, d0)
         held_gram, left, _ = held_out.centred_on(h0, d0)

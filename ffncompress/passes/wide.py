@@ -2,7 +2,7 @@
 
 The Gram matrices of runs of neurons give the order of removal, which hardly suffers, and a first output matrix, which
 does: it leaves out what neurons of different runs have in common. Rows are kept on disk, and conjugate gradients on
-them (see recovery/by_rows.py) put it in: for the FFN's own output, and then for the drift, where it is known.
+them (see recovery/by_rows.py) put it in: for the FFN's own output, and then for the drift.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class WideSums:
         self.weight = weight.to(device, torch.float64)
         self.metric = None if metric is None else Metric.of(metric.to(device))
         self.runs = no_rows(run_sizes(block.d_inner, runs), device)
-        self.roles: list[tuple[bool, bool]] = []  # of each batch: is it held out, and is its drift known
+        self.held_out: list[bool] = []  # of each batch
 
-    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool, aimed: bool) -> None:
+    def update_(self, rows: Rows, drift: Tensor, weights: Tensor, *, held_out: bool) -> None:
         """Add the rows of one batch, with what is to be added to their outputs and what errors weigh."""
         h, y, drift, weights = (t.to(self.weight.device) for t in (rows.h, rows.y, drift, weights))
         add_rows_(self.runs, h, weights, held_out)
-        self.spool.put("wide", len(self.roles), (h, y, drift, weights.float()))
-        self.roles.append((held_out, aimed))
+        self.spool.put("wide", len(self.held_out), (h, y, drift, weights.float()))
+        self.held_out.append(held_out)
 
     def fitted(self, workers: Workers) -> NeuronFit:
         """The fit from the rows of all processes, the same in each."""
@@ -60,8 +60,7 @@ class WideSums:
 
     def _joined(self, fit: NeuronFit, workers: Workers) -> NeuronFit:
         """The same neurons, their output matrix fitted over all runs, on all rows."""
-        sums, weight = torch.cat([own.x for own, _ in self.runs])[fit.kept], self.runs[0][0].weight
-        h0, none = sums / weight * self.block.out_bias, sums.new_zeros(self.block.d_out)
+        h0, none = self._mean(fit.kept), self.weight.new_zeros(self.block.d_out)
         found = out_steps(
             lambda: self._rows(fit, h0, none, drift=False), self._grams(fit.kept, h0),
             self.weight[fit.kept] - fit.out, fit.ridge, workers.sum_,
@@ -70,9 +69,8 @@ class WideSums:
 
     def _undoing(self, fit: NeuronFit, workers: Workers) -> NeuronFit:
         """What these neurons can undo of the drift, as far as held-out rows bear it out."""
-        weight, h0, d0 = self._drift_means(fit, workers)
-        share = weight / self.runs[0][0].weight
-        grams = [share * gram for gram in self._grams(fit.kept, h0)]
+        h0, d0 = self._mean(fit.kept), self._mean_drift(fit, workers)
+        grams = self._grams(fit.kept, h0)
         none = torch.zeros_like(fit.out)
         tried = [
             out_steps(lambda: self._rows(fit, h0, d0, drift=True), grams, none, ridge, workers.sum_)
@@ -81,26 +79,27 @@ class WideSums:
         found = min((each for each in tried if each), key=lambda each: each[1], default=None)
         return fit if found is None else _moved(fit, found[0], h0, d0)
 
-    def _drift_means(self, fit: NeuronFit, workers: Workers) -> tuple[Tensor, Tensor, Tensor]:
-        """The weight of the fit rows whose drift is known, and the means of h and of drift that a bias takes up."""
-        none, no_drift = (fit.out.new_zeros(size) for size in fit.out.shape)
-        weight, h, drift = (fit.out.new_zeros(size, dtype=torch.float64) for size in (1, *fit.out.shape))
-        for rows in self._rows(fit, none, no_drift, drift=True):
+    def _mean(self, kept: Tensor) -> Tensor:
+        """The mean of these neurons' activations that a bias takes up."""
+        sums, weight = torch.cat([own.x for own, _ in self.runs])[kept], self.runs[0][0].weight
+        return sums / weight * self.block.out_bias
+
+    def _mean_drift(self, fit: NeuronFit, workers: Workers) -> Tensor:
+        """The same of the drift."""
+        no_h, no_drift = (fit.out.new_zeros(size) for size in fit.out.shape)
+        drift = torch.zeros_like(no_drift, dtype=torch.float64)
+        for rows in self._rows(fit, no_h, no_drift, drift=True):
             if not rows.held_out:
-                weight += rows.weights.sum()
-                h += (rows.weights[:, None] * rows.h).sum(0)
                 drift += (rows.weights[:, None] * rows.left).sum(0)
-        workers.sum_([weight, h, drift])
-        return weight, h / weight * self.block.out_bias, drift / weight * self.block.out_bias
+        workers.sum_([drift])
+        return drift / self.runs[0][0].weight * self.block.out_bias
 
     def _rows(self, fit: NeuronFit, h0: Tensor, left0: Tensor, *, drift: bool) -> Iterator[OutRows]:
         """The rows less their means, with what the fit leaves of the output, or of the drift.
 
         A step that undoes drift may take along what is left of held-out outputs.
         """
-        for at, (held_out, aimed) in enumerate(self.roles):
-            if drift and not aimed:
-                continue
+        for at, held_out in enumerate(self.held_out):
             h, y, away, weights = self.spool.get("wide", at)
             h, left = h[:, fit.kept], away
             if held_out or not drift:

@@ -94,10 +94,6 @@ class Moments:
             xy, y = xy + self.xy, y + self.y
         return Moments(self.rows, self.weight, self.x, y, self.xx, xy, yy)
 
-    def without_outputs(self) -> Moments:
-        """The moments of the same inputs alone."""
-        return Moments(self.rows, self.weight, self.x, self.y[:0], self.xx, self.xy[:, :0], self.yy[:0])
-
     def of_inputs(self, at: slice | Tensor) -> Moments:
         """The moments of the same rows with only some of the input features."""
         return Moments(self.rows, self.weight, self.x[at], self.y, self.xx[at][:, at], self.xy[at], self.yy)

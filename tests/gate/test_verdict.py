@@ -52,6 +52,18 @@ def test_token_perplexity_is_what_it_says(slim: Path, tokenizer) -> None:
     assert result.main.slimmed.word == pytest.approx(math.exp(total / words), rel=1e-3)
 
 
+def test_what_is_read_keeps_no_cache(demo_model, tokenizer) -> None:
+    """Nothing goes on from it; of many wide layers it outgrows what a streamed model may take."""
+    kept: list[object] = []
+    handle = demo_model.register_forward_hook(lambda *call: kept.append(call[-1].past_key_values))
+    try:
+        lm.lm_eval_perplexity(demo_model, tokenizer, ["Tom saw a dog. " * 8] * 2, 32, EvalSettings(), silent, "reading")
+    finally:
+        handle.remove()
+    assert kept
+    assert not any(kept)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize("stock", [True, False])
