@@ -1,6 +1,6 @@
 """profile, plan, apply and eval of a checkpoint that is at least four times larger than the memory they may take.
 
-    python benchmarks/larger_than_memory.py FOLDER --limit 700MB
+    python benchmarks/larger_than_memory.py FOLDER --limit 700MB [--only apply eval] [--plan --blocks 0,1 --budget 4x]
 
 Writes a random Llama of about four times the limit into FOLDER, in shards, and runs each command as a child process in
 a control group of the kernel's with that hard limit: who takes more is killed. Without control groups, or the right to
@@ -31,6 +31,7 @@ SHAPE = {
     "num_key_value_heads": 128, "max_position_embeddings": 256,
 }  # fmt: skip
 READING = ["--tokens", "1440", "--data", "text.txt"]
+COMMANDS = ("profile", "plan", "apply", "eval")
 
 
 def write_model(folder: Path, size: int) -> int:
@@ -128,6 +129,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", default="700MB")
     parser.add_argument("--times", type=float, default=4.05, help="how much larger than the limit the model is")
+    parser.add_argument(
+        "--only", nargs="+", choices=COMMANDS, default=COMMANDS, help="go on in a FOLDER that has the rest"
+    )
+    parser.add_argument("--plan", nargs=argparse.REMAINDER, default=["--budget", "-2%"], help="how to plan; comes last")
     asked = parser.parse_args()
     folder, limit = asked.folder.resolve(), parse_size(asked.limit)
     if not (folder / "large").is_dir():
@@ -137,7 +142,7 @@ def main() -> None:
     how = ["--memory", asked.limit, "--overwrite"]
     commands = {
         "profile": ["profile", "large", "-o", "report", "--no-swaps", *READING, *how],
-        "plan": ["plan", "large", "-o", "plan", "--budget", "-2%", "--context", "128", *READING, *how],
+        "plan": ["plan", "large", "-o", "plan", *asked.plan, "--context", "128", *READING, *how],
         "apply": ["apply", "plan", "-o", "slim", *how],
         "eval": ["eval", "slim", "--tokens", "512", "--context", "128", "--data", "text.txt", *how[:2]],
     }
@@ -145,8 +150,8 @@ def main() -> None:
     rows = []
     forget(folder / "large")
     with limited(limit) as group:
-        for name, words in commands.items():
-            code, seconds, peak = run(words, folder, group, limit)
+        for name in asked.only:
+            code, seconds, peak = run(commands[name], folder, group, limit)
             rows.append(f"| {name} | {code} | {seconds:.0f} | {peak / 1e6:.0f} |")
             print(rows[-1], flush=True)
             if code not in (0, 1):  # a random model reads nothing: the gate says so, with 1

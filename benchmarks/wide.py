@@ -45,7 +45,6 @@ from ffncompress.text.sources import read
 from ffncompress.text.windows import Windows, joined_windows
 
 MOMENT_BYTES = 8 * 2**30
-
 STEPS = 16
 GRADIENT_TOKENS = 4096
 
@@ -62,7 +61,7 @@ def plan(model: nn.Module, blocks: list[Block], fit: Windows, held: Windows, run
     """The replacements of one plan as surveyed, and then refitted."""
     metrics = loss_metrics(model, blocks, fit.up_to(GRADIENT_TOKENS), run)
     fits = []
-    for group in group_by_memory(blocks, run.moment_bytes):
+    for group in group_by_memory(blocks, MOMENT_BYTES):  # what is forced is the runs, not a pass for each block
         for block, own in zip(group, collect_moments(model, group, fit, held, run), strict=True):
             names = [f"neurons {block.d_inner * i // STEPS}" for i in range(1, STEPS)]
             moments = replace(own, metric=metrics[block.index])

@@ -77,6 +77,7 @@ class PlanSettings(_Settings):
     align: int | None = Field(None, ge=1, le=4096)
     refit: bool = True
     refit_tokens: Tokens | None = None
+    thorough: bool = False  # the refit moves the matrices that lead into kept neurons too
     frontier: bool = False
     keep_moments: bool = False
     data: list[str] = []

@@ -114,12 +114,12 @@ def _refitted(
 
 
 def _refit(measured: MeasuredModel, choice: Choice, settings: PlanSettings) -> dict[int, nn.Module]:
-    """The replacements refitted in order; those of one common width by their inner matrices too."""
+    """The replacements refitted in order; those of one common width always by their inner matrices too."""
     shapes = {i: option.shape for i, option in enumerate(choice) if option is not None}
     corpus = measured.corpus
     return refit(
         measured.model, measured.blocks, shapes, corpus.refit, corpus.choose, measured.run,
-        metrics=measured.metrics, inner=settings.target == "native",
+        metrics=measured.metrics, inner=settings.thorough or settings.target == "native",
     )  # fmt: skip
 
 

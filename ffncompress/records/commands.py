@@ -37,6 +37,7 @@ def plan_words(
         words += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
     words += ["--for", settings.target] if settings.target else []
     words += ["--no-refit"] if not settings.refit else []
+    words += ["--thorough"] if settings.thorough else []
     words += ["--revision", plan.base.revision] if plan.base.revision else []
     for name in [_file_name(text.source) for text in plan.fit_text] if data is None else data:
         words += ["--data", name]
