@@ -65,7 +65,7 @@ def accuracies(model: Any, tokenizer: Any, folder: Path, count: int, context: in
 
 
 def _quick_lm(model: Any, tokenizer: Any, context: int) -> Any:
-    """lm-eval's coat around a model, that takes logits of the scored tokens alone: few, and the head is a fifth of it."""
+    """lm-eval's coat around a model, which takes logits of the scored tokens alone: it halves the time."""
     from lm_eval.models.huggingface import HFLM
 
     class QuickLM(HFLM):

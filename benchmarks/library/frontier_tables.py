@@ -13,6 +13,7 @@ MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
 PEERS = (TYR, *METHODS)
 OURS = ("ours", "ours, fitted on both", "native", "native, unrounded")
 ORIGINAL = "dense model"
+NAMED = {ORIGINAL: "the original"}
 TEXTS = {
     "smollm2": "WikiText-2 test / web.txt, {tokens:,} tokens each, context {context}",
     "stories15m": "thirds of stories.txt, {tokens:,} tokens, context {context}",
@@ -31,9 +32,9 @@ COLUMNS = {  # figure, which is best, digits
 EXPLAINED = {
     "long": "long: perplexity of the whole report text, {long tokens:,} tokens at context {long context:,}.",
     "code": "code.txt, books.txt: as the report text's first tokens.",
-    "kl": "KL: of the original and the slimmed, nats per token; same token: how often both hold the same for likeliest.",
+    "kl": "KL: original to slimmed, nats per token; same token: how often both hold the same for likeliest.",
     "lambada": "LAMBADA, ARC-easy: accuracy on the first {examples:,} examples of each.",
-    "generated": "what it writes: the original's perplexity of 16 continuations of 64 tokens, sampled at temperature 1.",
+    "generated": "what it writes: the original's perplexity of 16 continuations of 64 tokens, at temperature 1.",
 }
 Entry = dict[str, float]
 
@@ -58,7 +59,7 @@ def for_the_readme(results: dict[str, Entry]) -> str:
         "",
         f"The original: {table.original()} with {millions(table.about['parameters'])}.",
     ]
-    wide = table.more(["ours", ORIGINAL, *table.ranked(PEERS)])
+    wide = table.more([ORIGINAL, *methods])
     return "\n".join([*lines, *(["", *wide] if wide else []), "<!-- /frontier -->"])
 
 
@@ -119,7 +120,7 @@ class _Table:
         for share in self.shares:
             columns = [self.column(each, share, methods) for each in COLUMNS]
             there = [cells for cells in columns if any(cell != "-" for m, cell in cells.items() if m != ORIGINAL)]
-            rows = [[method, *(cells[method] for cells in there)] for method in methods]
+            rows = [[NAMED.get(method, method), *(cells[method] for cells in there)] for method in methods]
             rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
             if rows:
                 headings = [each for each, cells in zip(COLUMNS, columns, strict=True) if cells in there]
@@ -146,7 +147,7 @@ class _Table:
         lines.append(f"- the original, {whole:,} parameters ({millions(whole)}): {self.original()}")
         lines += self.seeds()
         for (method, share), entry in self.entries.items():
-            if "time ratio" in entry:
+            if "time ratio" in entry and "seed" not in method:
                 ratios = f"time {entry['time ratio']:.1f}, memory {entry['memory ratio']:.2f} of a forward pass's"
                 lines.append(f"- {method} at {self.size(share)}: {ratios}")
             if "seconds" in entry:
@@ -158,8 +159,8 @@ class _Table:
     def explained(self) -> str:
         """What the columns that were measured are."""
         known = {name: value for entry in self.entries.values() for name, value in entry.items()} | self.about
-        said = [words.format(**known) for figure, words in EXPLAINED.items() if figure in known]
-        return "\n".join([*said, "After ±: one standard error. Bold: the best of the slimmed."])
+        said = ["- " + words.format(**known) for figure, words in EXPLAINED.items() if figure in known]
+        return "\n".join([*said, "- after ±: one standard error; bold: the best of the slimmed."])
 
     def seeds(self) -> list[str]:
         """Ours with several seeds: mean, and standard deviation over seeds."""

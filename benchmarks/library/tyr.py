@@ -2,8 +2,8 @@
 
 A round prunes every FFN to widths around a centre, a step apart, each FFN behind those before it as the centre has
 them, so that errors add up as they will. Then widths are exchanged between layers at the same total: children of the
-best are judged by KL to the original on a little text, the better half on more of it. The next round takes the best for
-its centre, and half the step.
+best are judged by KL to the original on a little text, the best of them on more. The next round takes the best for its
+centre, and half the step.
 """
 
 from __future__ import annotations
