@@ -1,24 +1,36 @@
-"""Perplexity at a given size: our planner, each item of its menu alone, the paper's rule, and five peers' ideas.
+"""Perplexity at a given size: our planner, each item of its menu alone, the paper's rule, and eleven peers' ideas.
 
     python benchmarks/frontier.py MODELS DATA --results FILE [--only smollm2] [--tasks 100] [--parts peers]
-        [--shares 0.25]
+        [--shares 0.25] [--seeds 0 1 2] [--also long domains agreement generation] [--also-at 0.25] [--trial]
+    python benchmarks/frontier.py --print FILE
 
 One run, the same tokens for every method: at most 65,536 fit tokens. smollm2 is fitted on WikiText-2 train, choices are
 made on validation, and perplexity is reported on the first 8,192 tokens of test and of web.txt, at context 512.
 stories15m is fitted, chosen and reported on thirds of stories.txt, at context 256. Accuracy on LAMBADA and ARC-easy
-comes from lm-eval. FILE collects the results as they come: a run that was stopped goes on where it was.
+comes from lm-eval. FILE collects the results as they come: a run that was stopped goes on where it was, and a figure
+that was not asked for before is added to what is there.
+
+--also measures more of every model at --also-at: perplexity of the whole report text at a context of 2,048 (long) and
+of the first 8,192 tokens of code.txt and books.txt (domains), KL to the original and how often both favour the same
+token (agreement), and the original's perplexity of what the slimmed model writes (generation). --trial reads a
+sixteenth of the tokens, to see that everything runs. --print shows FILE as the tables of LOG.md and README.md.
 """
 
 import argparse
 import copy
 import json
 import math
-import resource
+import re
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from library.baselines import METHODS, NEED_GRAMS, gather
+from library.columns import accuracies, generated, likeness
+from library.frontier_tables import MENU, TYR, for_the_log, for_the_readme, row_of_seed
+from library.tyr import JUDGE_TOKENS, tyr
 from torch import Tensor
 
 from ffncompress import recovery
@@ -31,6 +43,7 @@ from ffncompress.models import (
     install_,
     load_model,
     load_tokenizer,
+    longest_of,
 )
 from ffncompress.passes.activations import own_batches
 from ffncompress.passes.calibration import collect_moments
@@ -51,79 +64,154 @@ from ffncompress.settings import PlanSettings
 from ffncompress.text.sources import read
 from ffncompress.text.windows import joined_windows
 
-FIT_TOKENS, SURVEY_TOKENS, REPORT_TOKENS = 65_536, 24_576, 8_192
 SHARES = (0.10, 2 / 15, 0.25, 0.50)  # of the FFNs' parameters that go: 126.6 M, 123.9 M, 114.6 M and 94.7 M of smollm2
-TASKS_AT = 0.25
+ALSO_AT = 0.25
 BYPASS_RANK = 64
-MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
-ORDER = ("dense model", "ours", "ours, fitted on both", "native", "native, unrounded", *MENU, *METHODS)
+ALSO = ("long", "domains", "agreement", "generation")
+LONG_CONTEXT = 2_048
+DOMAINS = ("code", "books")
+FIGURE_OF = {  # a figure that tells whether the column is there
+    "report": "in domain", "long": "long", "domains": DOMAINS[-1], "agreement": "kl", "generation": "generated",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How many are read for what."""
+
+    fit: int = 65_536
+    survey: int = 24_576
+    choose: int = 8_192
+    report: int = 8_192
+    long: int | None = None  # none: the whole text
+
+
+TRIAL = Tokens(4_096, 2_048, 1_024, 1_024, 8_192)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command asks for."""
+
+    models: Path
+    data: Path
+    results: Path
+    tasks: int | None  # examples; none: as many as the model is worth
+    parts: list[str]
+    shares: list[float]
+    seeds: list[int]
+    also: list[str]
+    also_at: list[float]
+    tokens: Tokens
 
 
 class Bench:
     """A model, its texts, and the results so far."""
 
-    def __init__(
-        self, name: str, models: Path, data: Path, results: Path, tasks: int, shares: tuple[float, ...] = SHARES
-    ) -> None:
-        self.name, self.data, self.file, self.task_count, self.shares = name, data, results, tasks, shares
-        self.reread()
-        self.source = find_model(str(models / name))
+    def __init__(self, name: str, asked: Asked) -> None:
+        self.name, self.asked, self.tokens, self.file = name, asked, asked.tokens, asked.results
+        self.examples = (100 if name == "smollm2" else 0) if asked.tasks is None else asked.tasks
+        self.source = find_model(str(asked.models / name))
         self.tokenizer = load_tokenizer(self.source)
         self.run = Run(Workers("cpu"))
         self.model = load_model(self.source)
         self.blocks = find_blocks(self.model)
-        self.whole = count_parameters(self.model)
-        ffns = sum(block.parameters for block in self.blocks)
-        self.sizes = {share: self.whole - round(share * ffns) for share in SHARES}
+        whole, ffns = count_parameters(self.model), sum(block.parameters for block in self.blocks)
+        self.sizes = {share: whole - round(share * ffns) for share in SHARES}
         self.context = context_of(self.model, None)
-        wiki, web = data / "wikitext2", data / "domains" / "web.txt"
+        wiki, self.domains = asked.data / "wikitext2", asked.data / "domains"
         if name == "stories15m":
-            parts = thirds(data / "domains" / "stories.txt", results.parent)
+            self.parts = thirds(self.domains / "stories.txt", self.file.parent)
         else:
-            parts = [wiki / "wiki.train.prefix.raw", wiki / "wiki.valid.raw", wiki / "wiki.test.raw"]
+            self.parts = [wiki / "wiki.train.prefix.raw", wiki / "wiki.valid.raw", wiki / "wiki.test.raw"]
         self.settings = {
-            "data": [str(parts[0])], "choose_data": [str(parts[1])], "seq_len": self.context,
-            "tokens": SURVEY_TOKENS + 8192, "refit_tokens": FIT_TOKENS,
+            "data": [str(self.parts[0])], "choose_data": [str(self.parts[1])], "seq_len": self.context,
+            "tokens": self.tokens.survey + self.tokens.choose, "refit_tokens": self.tokens.fit,
         }  # fmt: skip
-        count = REPORT_TOKENS // self.context
-        self.reports = {"in domain": self.windows(parts[2], count)}
+        self.reports = {"in domain": self.windows(self.parts[2], self.tokens.report)}
         if name != "stories15m":  # which has seen nothing but stories: its perplexity there is in the thousands
-            self.reports["web"] = self.windows(web, count)
-        self.fit = self.windows(parts[0], FIT_TOKENS // self.context, seed=0)
+            self.reports["web"] = self.windows(self.domains / "web.txt", self.tokens.report)
+        self.fit = self.windows(self.parts[0], self.tokens.fit, seed=0)
+        self.choose = self.windows(self.parts[1], self.tokens.choose, seed=0)
+        self.columns: dict[str, Callable[[torch.nn.Module], dict[str, float]]] = {
+            "report": lambda model: {text: self.perplexity(model, ids) for text, ids in self.reports.items()},
+            "long": lambda model: {"long": self.perplexity(model, self.long_windows())},
+            "domains": lambda model: {name: self.perplexity(model, self.domain_windows(name)) for name in DOMAINS},
+            "agreement": lambda model: likeness(
+                self.model, model, self.reports["in domain"], self.run.workers.batch_tokens
+            ),
+            "generation": lambda model: generated(self.model, model, self.reports["in domain"]),
+            "tasks": lambda model: accuracies(model, self.tokenizer, asked.data / "tasks", self.examples, self.context),
+        }
+        about: dict[str, object] = {"parameters": whole, "context": self.context, "tokens": self.tokens.report}
+        about["sizes"] = {f"{share:.4f}": size for share, size in self.sizes.items()}
+        if "long" in asked.also:
+            long = self.long_windows()
+            about |= {"long context": long.shape[1], "long tokens": long.numel()}
+        self.write(f"{name} | about", about)
 
-    def windows(self, file: Path, count: int, seed: int | None = None) -> Tensor:
-        found = joined_windows(read(str(file)), self.tokenizer, length=self.context, count=count, seed=seed)
+    def windows(self, file: Path, tokens: int | None, seed: int | None = None, context: int | None = None) -> Tensor:
+        length = context or self.context
+        count = None if tokens is None else tokens // length
+        found = joined_windows(read(str(file)), self.tokenizer, length=length, count=count, seed=seed)
         return torch.stack(found.rows)
 
-    def record(self, method: str, share: float, model: torch.nn.Module, **more: float) -> None:
-        """Measure an edited model and write it down."""
-        entry = {"parameters": count_parameters(model), **more}
-        same = [e for k, e in self.results.items() if k.startswith(f"{self.name} | {method} |")]
-        same = [
-            e for e in same if e["parameters"] == entry["parameters"] and share != TASKS_AT and "time ratio" not in e
-        ]
-        if same:  # whole layers or blocks go: two sizes can be one model
-            entry = {name: value for name, value in same[0].items() if name not in ("lambada", "arc_easy")}
-        for text, ids in () if same else self.reports.items():
-            entry[text] = perplexity(sequence_losses(model, ids, self.run))
-        if share in (0.0, TASKS_AT) and self.task_count:
-            entry |= accuracies(model, self.tokenizer, self.data / "tasks", self.task_count, self.context)
-        self.reread()
-        self.results[self.key(method, share)] = entry
-        self.file.write_text(json.dumps(self.results, indent=1) + "\n")
-        print(self.key(method, share), {k: round(v, 3) for k, v in entry.items()}, flush=True)
+    def long_windows(self) -> Tensor:
+        context = min(LONG_CONTEXT, longest_of(self.model.config) or LONG_CONTEXT)
+        return self.windows(self.parts[2], self.tokens.long, context=context)
 
-    def reread(self) -> None:
-        """Take up what another process wrote: several may share the work by --parts."""
-        self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
+    def domain_windows(self, name: str) -> Tensor:
+        return self.windows(self.domains / f"{name}.txt", self.tokens.report)
+
+    def perplexity(self, model: torch.nn.Module, ids: Tensor) -> float:
+        return perplexity(sequence_losses(model, ids, self.run))
+
+    def lacking(self, method: str, share: float) -> list[str]:
+        """The columns that are asked for and not there yet."""
+        entry = self.read().get(self.key(method, share), {})
+        columns = ["report"]
+        if (share == 0 or share in self.asked.also_at) and "seed" not in method:
+            columns += [*self.asked.also, *(["tasks"] if self.examples else [])]
+        return [each for each in columns if not self.has(entry, each)]
+
+    def has(self, entry: dict[str, float], column: str) -> bool:
+        if column == "tasks":
+            return entry.get("examples", 0) >= self.examples
+        return FIGURE_OF[column] in entry
+
+    def record(self, method: str, share: float, model: torch.nn.Module, **more: float) -> None:
+        """Measure an edited model and write it down, column by column: some take as long as a plan."""
+        key = self.key(method, share)
+        self.write(key, {"parameters": count_parameters(model), **more})
+        for column in self.lacking(method, share):
+            start = time.perf_counter()
+            found = self.known(method, column, count_parameters(model)) or self.columns[column](model)
+            self.write(key, found)
+            figures = {name: round(value, 3) for name, value in found.items()}
+            print(f"{key}: {figures}, {time.perf_counter() - start:.0f} s", flush=True)
+
+    def known(self, method: str, column: str, parameters: int) -> dict[str, float]:
+        """Perplexities of the same model at another size: whole layers or blocks go, so two sizes can be one model."""
+        entries = (entry for key, entry in self.read().items() if key.startswith(f"{self.name} | {method} |"))
+        same = next((each for each in entries if each["parameters"] == parameters and self.has(each, column)), {})
+        return {text: same[text] for text in self.reports} if same and column == "report" else {}
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """The results as they are now: several processes may share the work by --parts."""
+        return json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def write(self, key: str, figures: dict[str, float]) -> None:
+        results = self.read()
+        results[key] = results.get(key, {}) | figures
+        self.file.write_text(json.dumps(results, indent=1) + "\n")
 
     def key(self, method: str, share: float) -> str:
         return f"{self.name} | {method} | {share:.4f}"
 
-    def missing(self, method: str, shares: tuple[float, ...] | None = None) -> list[float]:
-        """What is still to be measured, the size with tasks first."""
-        todo = [share for share in shares or self.shares if self.key(method, share) not in self.results]
-        return sorted(todo, key=lambda share: share != TASKS_AT)
+    def missing(self, method: str) -> list[float]:
+        """The sizes at which something is still to be measured, those with more columns first."""
+        todo = [share for share in self.asked.shares if self.lacking(method, share)]
+        return sorted(todo, key=lambda share: share not in self.asked.also_at)
 
     def edited(self, modules: dict[int, torch.nn.Module]) -> torch.nn.Module:
         model = copy.deepcopy(self.model)
@@ -141,49 +229,34 @@ def thirds(file: Path, scratch: Path) -> list[Path]:
     return parts
 
 
-def accuracies(model: torch.nn.Module, tokenizer: object, folder: Path, count: int, context: int) -> dict[str, float]:
-    """LAMBADA and ARC-easy through lm-eval, on the first `count` examples of each."""
-    import datasets
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    def rows(name: str) -> list[dict]:
-        with (folder / name).open(encoding="utf-8") as file:
-            return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
-
-    cut = [row["text"].rsplit(" ", 1) for row in rows("lambada_test.jsonl")]
-    lambada = datasets.Dataset.from_list([{"context": before, "last": after} for before, after in cut])
-    arc = datasets.Dataset.from_list(rows("arc_easy.test.jsonl"))
-    accuracy = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
-    tasks = [
-        {"task": "lambada", "custom_dataset": lambda **_: {"test": lambada}, "test_split": "test",
-         "output_type": "loglikelihood", "doc_to_text": "{{context}}", "doc_to_target": "{{' ' + last}}",
-         "metric_list": [accuracy]},
-        {"task": "arc_easy", "custom_dataset": lambda **_: {"test": arc}, "test_split": "test",
-         "output_type": "multiple_choice", "doc_to_text": "Question: {{question}}\nAnswer:",
-         "doc_to_choice": "{{choices}}", "doc_to_target": "{{gold}}", "metric_list": [accuracy]},
-    ]  # fmt: skip
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=context, backend="causal")
-    answer = lm_eval.evaluate(lm=lm, task_dict=TaskManager(include_defaults=False).load(tasks), bootstrap_iters=0)
-    return {name: scores["acc,none"] for name, scores in answer["results"].items()}
-
-
 def dense(bench: Bench) -> None:
-    if bench.missing("dense model", (0.0,)):
+    if bench.lacking("dense model", 0.0):
         bench.record("dense model", 0.0, bench.model)
 
 
 def peak_gigabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 2**20
 
 
-def ours(bench: Bench, row: str = "ours", **texts: list[str]) -> None:
+def forget_peak() -> None:
+    """From here on: what was measured of other models before is none of the planner's."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def ours(bench: Bench) -> None:
+    for seed in bench.asked.seeds:
+        planned(bench, row_of_seed(seed), seed=seed)
+
+
+def planned(bench: Bench, row: str, **changes: object) -> None:
     """The planner; and, at one size, the time and peak memory of a whole compression beside a bare forward pass."""
     order = bench.missing(row)
     if not order:
         return
-    settings = bench.settings | texts
+    settings = bench.settings | changes
+    forget_peak()
     start = time.perf_counter()
     with usual_products(), torch.inference_mode():
         for _, ids in own_batches(bench.fit, bench.run.workers):
@@ -209,9 +282,9 @@ def ours(bench: Bench, row: str = "ours", **texts: list[str]) -> None:
 
 def mixed(bench: Bench) -> None:
     """The same, fitted and chosen on web pages as well, half of the tokens each; those of the report are others."""
-    _, fit, choose = (str(part) for part in thirds(bench.data / "domains" / "web.txt", bench.file.parent))
+    _, fit, choose = (str(part) for part in thirds(bench.domains / "web.txt", bench.file.parent))
     data, choose_data = bench.settings["data"], bench.settings["choose_data"]
-    ours(bench, "ours, fitted on both", data=[*data, fit], choose_data=[*choose_data, choose])
+    planned(bench, "ours, fitted on both", data=[*data, fit], choose_data=[*choose_data, choose])
 
 
 def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> dict[int, torch.nn.Module]:
@@ -226,13 +299,14 @@ def native(bench: Bench, row: str = "native", align: int | None = None) -> None:
     todo = bench.missing(row)
     if not todo:
         return
-    choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
     metrics = loss_metrics(bench.model, bench.blocks, bench.fit[: GRADIENT_TOKENS // bench.context], bench.run)
     for share in todo:
         settings = PlanSettings(budget=budget(bench.sizes[share]), target="native", align=align, **bench.settings)
         width = width_within_size(bench.model, bench.blocks, settings)
         shapes = {block.index: Shape("neurons", width) for block in bench.blocks}
-        modules = refit(bench.model, bench.blocks, shapes, bench.fit, choose, bench.run, metrics=metrics, inner=True)
+        modules = refit(
+            bench.model, bench.blocks, shapes, bench.fit, bench.choose, bench.run, metrics=metrics, inner=True
+        )
         bench.record(row, share, bench.edited(modules), width=width)
 
 
@@ -250,9 +324,8 @@ def menu_alone(bench: Bench) -> None:
     todo = {item: bench.missing(item) for item in MENU}
     if not any(todo.values()):
         return
-    fit = bench.fit[: SURVEY_TOKENS // bench.context]
-    choose = bench.windows(Path(bench.settings["choose_data"][0]), 8192 // bench.context, seed=0)
-    moments = collect_moments(bench.model, bench.blocks, fit, choose, bench.run)
+    fit = bench.fit[: bench.tokens.survey // bench.context]
+    moments = collect_moments(bench.model, bench.blocks, fit, bench.choose, bench.run)
     few = fit[: GRADIENT_TOKENS // bench.context]
     for own, metric in zip(moments, loss_metrics(bench.model, bench.blocks, few, bench.run), strict=True):
         own.metric = metric
@@ -288,74 +361,64 @@ def menu_alone(bench: Bench) -> None:
             bench.record(item, share, bench.edited({i: made(i, shape) for i, shape in chosen.items()}))
 
 
+@torch.no_grad()
 def peers(bench: Bench) -> None:
     todo = {name: bench.missing(name) for name in METHODS}
-    if not any(todo.values()):
-        return
-    found = gather(bench.model, bench.fit, grams=any(todo[name] for name in NEED_GRAMS))
+    if any(todo.values()):
+        found = gather(bench.model, bench.fit, grams=any(todo[name] for name in NEED_GRAMS))
     for name, shares in todo.items():
         for share in shares:
             more = (bench.fit,) if name == "ReplaceMe" else ()
             bench.record(name, share, METHODS[name](bench.model, found, bench.sizes[share], *more))
 
 
-def table(bench: Bench) -> str:
-    """Rows of methods, columns of sizes: perplexity in domain / on web text; the best of each column is bold."""
-    found_names = dict.fromkeys(key.split(" | ")[1] for key in bench.results if key.startswith(bench.name))
-    methods = [m for m in ORDER if m in found_names]
-    found = {(m, s): bench.results.get(bench.key(m, s)) for m in methods for s in SHARES}
-    lines = ["| method | " + " | ".join(f"{size / 1e6:.1f} M" for size in bench.sizes.values()) + " |"]
-    lines.append("| --- |" + " --- |" * len(SHARES))
-    for method in methods[1:]:
-        cells = []
-        for share in SHARES:
-            entry = found[method, share]
-            texts_ = []
-            for text in bench.reports:
-                values = [e[text] for m in methods if (e := found[m, share])] or [None]
-                value = entry[text] if entry else None
-                form = "-" if value is None else f"{value:.2f}" if value < 1000 else f"{value:.0e}"
-                texts_.append(f"**{form}**" if value == min(values) else form)
-            cells.append(" / ".join(texts_))
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    original = bench.results.get(bench.key("dense model", 0.0))
-    if original:
-        figures = " / ".join(f"{original[text]:.2f}" for text in bench.reports)
-        lines.append(f"\nthe original, {bench.whole:,} parameters: {figures}")
-    for method in methods:
-        entry = bench.results.get(bench.key(method, TASKS_AT if method != "dense model" else 0.0)) or {}
-        if "lambada" in entry:
-            lines.append(f"{method}: LAMBADA {entry['lambada']:.3f}, ARC-easy {entry['arc_easy']:.3f}")
-        if "time ratio" in entry:
-            lines.append(
-                f"{method}: time {entry['time ratio']:.1f}, memory {entry['memory ratio']:.2f} of a forward pass's"
-            )
-    return "\n".join(lines)
+def searched(bench: Bench) -> None:
+    """The peer that searches, on the text that our choices are made on."""
+    judge = bench.choose[: max(1, JUDGE_TOKENS // bench.context)]
+    for share in bench.missing(TYR):
+        start = time.perf_counter()
+        model = tyr(bench.model, bench.sizes[share], bench.fit, judge)
+        bench.record(TYR, share, model, seconds=time.perf_counter() - start)
 
 
 PARTS = {
     "dense": dense, "ours": ours, "mixed": mixed, "native": native, "unrounded": unrounded, "peers": peers,
-    "menu": menu_alone,
+    "tyr": searched, "menu": menu_alone,
 }  # fmt: skip
+MODELS = ("stories15m", "smollm2")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--only", choices=["smollm2", "stories15m"])
-    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("models", type=Path, nargs="?")
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--only", choices=MODELS)
+    parser.add_argument("--tasks", type=int, help="examples of each; by default 100 for smollm2")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["dense", "ours", "native", "peers", "menu"])
     parser.add_argument("--shares", nargs="+", type=float, choices=SHARES, default=SHARES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of ours")
+    parser.add_argument("--also", nargs="+", choices=ALSO, default=[])
+    parser.add_argument("--also-at", nargs="*", type=float, choices=SHARES, default=[ALSO_AT])
+    parser.add_argument("--trial", action="store_true")
+    parser.add_argument("--print", type=Path, metavar="FILE")
     options = parser.parse_args()
-    for name in [options.only] if options.only else ["stories15m", "smollm2"]:
-        tasks = options.tasks if name == "smollm2" else 0
-        bench = Bench(name, options.models, options.data, options.results, tasks, tuple(options.shares))
+    if options.print:
+        results = json.loads(options.print.read_text())
+        print(f"{for_the_log(results)}\n\n{for_the_readme(results)}")
+        return
+    if not (options.models and options.data and options.results):
+        parser.error("MODELS, DATA and --results, or --print FILE")
+    asked = Asked(
+        options.models, options.data, options.results, options.tasks, options.parts, options.shares, options.seeds,
+        options.also, options.also_at, TRIAL if options.trial else Tokens(),
+    )  # fmt: skip
+    for name in [options.only] if options.only else MODELS:
+        bench = Bench(name, asked)
         with fast_products(bench.run.workers.device):  # as the commands have them
-            for part in options.parts:
+            for part in asked.parts:
                 PARTS[part](bench)
-        print(f"\n## {name}\n\n{table(bench)}")
+        print(f"\n{for_the_log(bench.read(), [name])}")
 
 
 if __name__ == "__main__":

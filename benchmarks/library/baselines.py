@@ -87,13 +87,13 @@ def gather(model: Any, windows: Tensor, batch: int = 2, grams: bool = True) -> S
     return found
 
 
-def _ffn_size(model: Any, blocks: list[Block], size: int) -> float:
+def neurons_that_stay(model: Any, blocks: list[Block], size: int) -> float:
     """The share of the FFNs' neurons that may stay."""
     ffns = sum(block.parameters for block in blocks)
     return (size - (count_parameters(model) - ffns)) / ffns
 
 
-def _pruned(
+def pruned(
     block: Block, ffn: nn.Module, kept: Tensor, bias: Tensor | None = None, weight: Tensor | None = None
 ) -> nn.Module:
     """The FFN with only the kept neurons, weights as they were, or another output matrix [d_out, kept]."""
@@ -116,12 +116,12 @@ def _edited(model: Any, blocks: list[Block], make: Callable[[Block, nn.Module], 
 def magnitude(model: Any, _: Statistics, size: int) -> Any:
     """Neurons with the smallest weights go, the same share in every block."""
     blocks = find_blocks(model)
-    share = _ffn_size(model, blocks, size)
+    share = neurons_that_stay(model, blocks, size)
 
     def make(block: Block, ffn: nn.Module) -> nn.Module:
         norms = sum(oriented(ffn.get_submodule(name)).square().sum(1) for name in block.layout.inner)
         norms = norms + oriented(ffn.get_submodule(block.layout.out)).square().sum(0)
-        return _pruned(block, ffn, norms.topk(int(share * block.d_inner)).indices.sort().values)
+        return pruned(block, ffn, norms.topk(int(share * block.d_inner)).indices.sort().values)
 
     return _edited(model, blocks, make)
 
@@ -137,14 +137,14 @@ def flap(model: Any, found: Statistics, size: int) -> Any:
         raw = fluctuation * oriented(model.get_submodule(block.out_path)).double().square().sum(0)
         scores.append((raw - raw.mean()) / raw.std())
     biases = sum(block.d_out for block in blocks)
-    keep = int(_ffn_size(model, blocks, size - biases) * sum(block.d_inner for block in blocks))
+    keep = int(neurons_that_stay(model, blocks, size - biases) * sum(block.d_inner for block in blocks))
     bar = torch.cat(scores).topk(keep).values[-1]
 
     def make(block: Block, ffn: nn.Module) -> nn.Module:
         stays = scores[block.index] >= bar
         weight = oriented(ffn.get_submodule(block.layout.out)).double()
         bias = weight[:, ~stays] @ means[block.index][~stays]
-        return _pruned(block, ffn, stays.nonzero().flatten(), bias.float())
+        return pruned(block, ffn, stays.nonzero().flatten(), bias.float())
 
     return _edited(model, blocks, make)
 
@@ -152,11 +152,11 @@ def flap(model: Any, found: Statistics, size: int) -> Any:
 def _loudest(model: Any, size: int, score: Callable[[Block, Tensor], Tensor]) -> Any:
     """The same share of neurons in every block, those of the highest score; a score sees the output matrix."""
     blocks = find_blocks(model)
-    share = _ffn_size(model, blocks, size)
+    share = neurons_that_stay(model, blocks, size)
 
     def make(block: Block, ffn: nn.Module) -> nn.Module:
         found = score(block, oriented(ffn.get_submodule(block.layout.out)).double())
-        return _pruned(block, ffn, found.topk(int(share * block.d_inner)).indices.sort().values)
+        return pruned(block, ffn, found.topk(int(share * block.d_inner)).indices.sort().values)
 
     return _edited(model, blocks, make)
 
@@ -175,13 +175,13 @@ def osscar(model: Any, found: Statistics, size: int) -> Any:
     """OSSCAR's and ZipLM's idea (Meng et al., 2024; Kurtic et al., 2023): one width, neurons go by the surgeon's
     saliency on plain rows, a few at a time, and the output matrix is refitted."""
     blocks = find_blocks(model)
-    share = _ffn_size(model, blocks, size)
+    share = neurons_that_stay(model, blocks, size)
 
     def make(block: Block, ffn: nn.Module) -> nn.Module:
         weight = oriented(ffn.get_submodule(block.layout.out)).double().T
         width = int(share * block.d_inner)
         ((_, (kept, out)),) = remove_neurons(found.hh[block.index] / found.rows, weight, [width])
-        return _pruned(block, ffn, kept, weight=out.T.float())
+        return pruned(block, ffn, kept, weight=out.T.float())
 
     return _edited(model, blocks, make)
 
@@ -191,7 +191,7 @@ def modegpt(model: Any, found: Statistics, size: int) -> Any:
     output matrix, and layers that turn the stream less lose more, by a softmax of their influence."""
     blocks = find_blocks(model)
     sparsity = torch.softmax(-found.influence / TEMPERATURE, 0)
-    most = (1 - _ffn_size(model, blocks, size)) * len(blocks)
+    most = (1 - neurons_that_stay(model, blocks, size)) * len(blocks)
     gone = torch.zeros_like(sparsity)
     for _ in blocks:  # what a layer cannot lose, the others do
         free = gone < MOST_GONE
@@ -208,7 +208,7 @@ def modegpt(model: Any, found: Statistics, size: int) -> Any:
         weight = oriented(ffn.get_submodule(block.layout.out)).double()
         small = gram[kept][:, kept]
         small = small + 1e-6 * small.diagonal().mean() * torch.eye(width, dtype=gram.dtype)
-        return _pruned(block, ffn, kept, weight=torch.linalg.solve(small, gram[kept] @ weight.T).T.float())
+        return pruned(block, ffn, kept, weight=torch.linalg.solve(small, gram[kept] @ weight.T).T.float())
 
     return _edited(model, blocks, make)
 
@@ -217,7 +217,7 @@ def slice_gpt(model: Any, found: Statistics, size: int) -> Any:
     """SliceGPT's idea (Ashkboos et al., 2024) on the FFN alone: inputs and outputs keep their leading principal
     directions. The rotations are kept as matrices: what absorbs them there, the rest of the model, stays as it is."""
     edited, blocks = copy.deepcopy(model), find_blocks(model)
-    share = _ffn_size(model, blocks, size)
+    share = neurons_that_stay(model, blocks, size)
     for block in blocks:
         ffn = edited.get_submodule(block.path)
         out = oriented(ffn.get_submodule(block.layout.out)).double()
@@ -253,7 +253,7 @@ class _Factored(nn.Module):
 def svd_llm(model: Any, found: Statistics, size: int) -> Any:
     """SVD-LLM's idea (Wang et al., 2024): each FFN matrix truncated after whitening its input."""
     edited, blocks = copy.deepcopy(model), find_blocks(model)
-    share = _ffn_size(model, blocks, size)
+    share = neurons_that_stay(model, blocks, size)
     for block in blocks:
         ffn = edited.get_submodule(block.path)
         for name in (*block.layout.inner, block.layout.out):
