@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from library.baselines import METHODS, NEED_GRAMS, gather
 from library.columns import accuracies, generated, likeness
-from library.frontier_tables import MENU, TYR, for_the_log, for_the_readme, row_of_seed
+from library.frontier_tables import MENU, THOROUGH, TYR, for_the_log, for_the_readme, row_of_seed
 from library.tyr import JUDGE_TOKENS, tyr
 from torch import Tensor
 
@@ -246,14 +246,15 @@ def forget_peak() -> None:
 
 
 def ours(bench: Bench) -> None:
+    """The planner as it is, and thorough with the first seed: both after the same survey."""
     for seed in bench.asked.seeds:
-        planned(bench, row_of_seed(seed), seed=seed)
+        planned(bench, {row_of_seed(seed): {}, **({THOROUGH: {"thorough": True}} if seed == 0 else {})}, seed=seed)
 
 
-def planned(bench: Bench, row: str, **changes: object) -> None:
-    """The planner; and, at one size, the time and peak memory of a whole compression beside a bare forward pass."""
-    order = bench.missing(row)
-    if not order:
+def planned(bench: Bench, rows: dict[str, dict[str, object]], **changes: object) -> None:
+    """Plans of one survey; and, at one size, the time and peak memory of a compression beside a bare forward pass."""
+    todo = [(row, share) for row in rows for share in bench.missing(row)]
+    if not todo:
         return
     settings = bench.settings | changes
     forget_peak()
@@ -263,18 +264,17 @@ def planned(bench: Bench, row: str, **changes: object) -> None:
             bench.model.base_model(input_ids=ids, use_cache=False)
     forward, forward_memory = time.perf_counter() - start, peak_gigabytes()
     start = time.perf_counter()
-    found = measure_model(bench.source, PlanSettings(budget=budget(bench.sizes[order[0]]), **settings), bench.run)
+    found = measure_model(bench.source, PlanSettings(budget=budget(bench.sizes[todo[0][1]]), **settings), bench.run)
     surveyed = time.perf_counter() - start
     print(f"{bench.name}: forward {forward:.0f} s, survey {surveyed:.0f} s", flush=True)
-    for share in order:
+    timed: set[str] = set()
+    for row, share in todo:
         start = time.perf_counter()
-        plan, tensors = solve(found, PlanSettings(budget=budget(bench.sizes[share]), **settings))
-        taken = surveyed + time.perf_counter() - start
-        costs = (
-            {"time ratio": taken / forward, "memory ratio": peak_gigabytes() / forward_memory}
-            if share == order[0]
-            else {}
-        )
+        plan, tensors = solve(found, PlanSettings(budget=budget(bench.sizes[share]), **settings, **rows[row]))
+        taken, costs = surveyed + time.perf_counter() - start, {}
+        if row not in timed:
+            costs = {"time ratio": taken / forward, "memory ratio": peak_gigabytes() / forward_memory}
+            timed.add(row)
         print(f"{plan.summary}; {[b.choice.describe() if b.choice else '-' for b in plan.blocks]}", flush=True)
         print(f"{taken:.0f} s, {peak_gigabytes():.2f} GB, forward {forward_memory:.2f} GB", flush=True)
         bench.record(row, share, bench.edited(planned_modules(bench, plan, tensors)), **costs)
@@ -284,7 +284,8 @@ def mixed(bench: Bench) -> None:
     """The same, fitted and chosen on web pages as well, half of the tokens each; those of the report are others."""
     _, fit, choose = (str(part) for part in thirds(bench.domains / "web.txt", bench.file.parent))
     data, choose_data = bench.settings["data"], bench.settings["choose_data"]
-    planned(bench, "ours, fitted on both", data=[*data, fit], choose_data=[*choose_data, choose])
+    rows = {f"{row}, fitted on both": changes for row, changes in (("ours", {}), (THOROUGH, {"thorough": True}))}
+    planned(bench, rows, data=[*data, fit], choose_data=[*choose_data, choose])
 
 
 def planned_modules(bench: Bench, plan: object, tensors: dict[str, Tensor]) -> dict[int, torch.nn.Module]:

@@ -11,7 +11,8 @@ from library.baselines import METHODS
 TYR = "Týr"
 MENU = ("neurons", "hybrid", "dense", "low-rank", "constant", "paper's rule")
 PEERS = (TYR, *METHODS)
-OURS = ("ours", "ours, fitted on both", "native", "native, unrounded")
+THOROUGH = "ours, thorough"
+OURS = ("ours", THOROUGH, "ours, fitted on both", f"{THOROUGH}, fitted on both", "native", "native, unrounded")
 ORIGINAL = "dense model"
 NAMED = {ORIGINAL: "the original"}
 TEXTS = {
@@ -52,7 +53,7 @@ def for_the_log(results: dict[str, Entry], names: Sequence[str] = ("smollm2", "s
 def for_the_readme(results: dict[str, Entry]) -> str:
     """Ours and the peers, the best at a quarter first."""
     table = _Table("smollm2", results) if "smollm2 | about" in results else _Table("stories15m", results)
-    methods = ["ours", *table.ranked(PEERS)]
+    methods = [*(m for m in ("ours", THOROUGH) if m in table.methods()), *table.ranked(PEERS)]
     lines = [
         "<!-- frontier -->",
         *table.by_size(methods),
