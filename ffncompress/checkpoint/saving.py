@@ -122,7 +122,8 @@ def save_compressed(
     prove(model, plan.proof)
     healing = None
     if settings.heal and plan.replaced:
-        run = Run(Workers(settings.device, settings.memory), progress, stages)
+        on_gpu = settings.device == "auto" and torch.cuda.is_available()  # accelerate was told above that it is a CPU
+        run = Run(Workers("cuda" if on_gpu else settings.device, settings.memory), progress, stages)
         healing = _heal_(model, list(modules.values()), plan, source, tokenizer, settings, what, run)
     if plan.native:
         if key is None or len(blocks) != len(plan.blocks):
