@@ -8,7 +8,7 @@ that the model is an ordinary one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -82,11 +82,11 @@ class Moving:
             parameter.requires_grad_(False)
         if self._tuner is not None:
             self._tuner.merge_and_unload()
-        copy_(self._changed, [parameter.detach().to(dtype) for parameter in self._changed])
+        copy_(self._changed, (parameter.detach().to(dtype) for parameter in self._changed))
 
 
 @torch.no_grad()
-def copy_(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def copy_(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Put values in their places."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)

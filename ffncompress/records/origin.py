@@ -21,8 +21,8 @@ class Healing:
     """What healing did: perplexities on the choose text. What has a default, earlier releases did not record."""
 
     minutes: float
-    steps: int
-    tokens: int
+    steps: Count
+    tokens: Count
     original: float
     closed_form: float
     healed: float
