@@ -84,7 +84,9 @@ def main() -> None:
     def record(name: str, entry: dict) -> None:
         results[name] = entry
         asked.results.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, {key: round(value, 4) if value is not None else None for key, value in entry.items()}, flush=True)
+        print(
+            name, {key: value if value is None else float(f"{value:.5g}") for key, value in entry.items()}, flush=True
+        )
 
     source = find_model(asked.model)
     base, tokenizer = load_model(source, dtype="float32"), load_tokenizer(source)

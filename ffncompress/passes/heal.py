@@ -33,9 +33,10 @@ from ffncompress.storage.working import spool
 from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import Model
 
-RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of AdamW
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)  # of AdamW
 LADDER = 0.06  # of the time, to try them
 FEWEST, MOST = 3, 24  # steps of a trial
+HELD_OUT = 2  # batches that a trial is judged by
 WARM_UP = 10  # steps
 ON_GPU = 8  # times as many tokens in a step
 _TRIALS = 4  # of the rates, most of the time
@@ -130,12 +131,11 @@ class _Course:
     def _find_rate(self, seconds: float) -> None:
         """The rate by which a few steps from the start come nearest to the original, on other batches."""
         count = len(self._batches)
-        held_out = [self._drawn(i) for i in range(count - max(1, min(4, count // 8)), count)]
+        held_out = [self._drawn(i) for i in range(count - max(1, min(HELD_OUT, count // 8)), count)]
 
         def once() -> None:
             self.loss(self._drawn(0)).backward()  # type: ignore[no-untyped-call]
 
-        once()  # the first is slower
         length = _timed(once)
         steps = min(MOST, max(FEWEST, int(LADDER * seconds / (_TRIALS * max(length, 1e-9)))))
 
