@@ -22,6 +22,7 @@ from ffncompress.records.plan import Plan
 from ffncompress.resumable import local_path, plan_into
 from ffncompress.runtime.launch import alone
 from ffncompress.runtime.progress import Progress, silent
+from ffncompress.runtime.stages import Stages
 from ffncompress.schema import first_fault
 from ffncompress.settings import (
     ApplySettings,
@@ -121,21 +122,25 @@ def compress(
 
     Args:
         plan_directory: what `plan` wrote.
-        output: the checkpoint folder to write.
+        output: the checkpoint folder to write; healing that was killed goes on from where it was.
         model: where the base model is now, if it moved.
         recipe: text to keep beside the weights.
         overwrite: replace an existing folder.
         trust_remote_code: run code that comes with the base model.
         progress: wraps each long loop, for a progress bar.
-        **settings: fields of `ApplySettings`.
+        **settings: fields of `ApplySettings`, such as heal=10, heal_what="all", data=["a.txt", "b.txt"].
     """
     from ffncompress.checkpoint.saving import save_compressed
 
     checked = _settings(ApplySettings, settings)
-    with claimed(output, "checkpoint", overwrite=overwrite, inputs=[plan_directory, local_path(model)]):
+    inputs = [plan_directory, local_path(model)]
+    with (
+        claimed(output, "checkpoint", overwrite=overwrite, inputs=inputs) as target,
+        Stages(working_folder(target) if checked.heal else None) as stages,
+    ):
         return save_compressed(
             plan_directory, output, checked, model_name=model, recipe=recipe, overwrite=overwrite,
-            trust_remote_code=trust_remote_code, progress=progress,
+            trust_remote_code=trust_remote_code, progress=progress, stages=stages,
         )  # fmt: skip
 
 
@@ -291,6 +296,7 @@ def run(
             save_compressed(
                 plan_directory, target, recipe.apply, recipe=recipe.public_text(text), overwrite=overwrite,
                 trust_remote_code=trust_remote_code, progress=progress, placing=journal.placing("checkpoint"),
+                stages=Stages(working_folder(target)),
             )  # fmt: skip
         report(target)
         result = evaluate(target, trust_remote_code=trust_remote_code, progress=progress, **recipe.eval.model_dump())

@@ -12,6 +12,7 @@ from ffncompress.errors import BudgetError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 TargetName = Literal["native", "gguf", "vllm"]
+HealWhat = Literal["replaced", "all", "lora"]
 TARGET_ALIGN = 32  # what quantised kernels want of a width
 
 
@@ -159,8 +160,16 @@ class ApplySettings(_Settings):
     stream: bool | None = None
     max_shard_size: str = Field("5GB", pattern=r"^[1-9]\d{0,5}(\.\d+)?([KMGT]i?)?B$")
     allow_empty: bool = False
-    heal: float | None = Field(None, gt=0, le=100_000)
+    heal: float | None = Field(None, gt=0, le=100_000)  # minutes
+    heal_what: HealWhat | None = None  # what moves: the replacements (none), all weights, or adapters beside the rest
+    device: str = "auto"  # where it is healed
     data: list[str] = []
+
+    @model_validator(mode="after")
+    def _it_is_healed_for_a_time(self) -> ApplySettings:
+        if self.heal_what is not None and self.heal is None:
+            raise ValueError("heal_what is about healing; say for how many minutes with --heal")
+        return self
 
 
 class EvalSettings(_Settings):

@@ -141,16 +141,19 @@ def _healing(origin: Origin) -> list[str]:
     healing = origin.healing
     if not healing or not healing.kept:
         return []
+    pace = f", {healing.pace:,.0f} a second, at a rate of {healing.rate:g}" if healing.pace and healing.rate else ""
     return [
-        f"After the closed-form replacement, the replacements were distilled for {healing.minutes:g} minutes "
-        f"({healing.steps:,} steps): perplexity {healing.closed_form:.2f} to {healing.healed:.2f} "
+        f"After the closed-form replacement, {healing.moved} were distilled from the original for "
+        f"{healing.minutes:g} minutes ({healing.steps:,} steps, {healing.tokens:,} tokens{pace}): "
+        f"perplexity {healing.closed_form:.2f} to {healing.healed:.2f} "
         f"on the choose text (original {healing.original:.2f})."
     ]
 
 
 def _apply_command(origin: Origin) -> str:
     healing = origin.healing
-    return "ffncompress apply PLAN -o OUT" + (f" --heal {healing.minutes:g}" if healing else "")
+    asked = f" --heal {healing.minutes:g} --heal-what {healing.what}" if healing else ""
+    return f"ffncompress apply PLAN -o OUT{asked}"
 
 
 def reproduce_command(plan: Plan) -> str:

@@ -16,6 +16,7 @@ It is written beside its place, reloaded from there, compared with the model in 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,14 +48,17 @@ from ffncompress.models import (
 )
 from ffncompress.models.base import find_base
 from ffncompress.passes.heal import heal_
+from ffncompress.passes.moving import check_can_move
 from ffncompress.passes.objective import set_objective_
 from ffncompress.passes.proof import proof_of, prove
 from ffncompress.records.origin import Healing, Origin
 from ffncompress.records.plan import PLAN_FILE, Plan
 from ffncompress.records.plan_files import FIGURE_FILE, load_tensors
 from ffncompress.runtime.progress import Progress, silent, step
+from ffncompress.runtime.run import Run
+from ffncompress.runtime.stages import Stages
 from ffncompress.runtime.workers import Workers
-from ffncompress.settings import ApplySettings
+from ffncompress.settings import ApplySettings, HealWhat
 from ffncompress.storage.manifest import Manifest
 from ffncompress.storage.outputs import staged_directory
 from ffncompress.storage.places import check_place
@@ -62,6 +66,9 @@ from ffncompress.storage.registry import record_place
 from ffncompress.text.corpus import gather_text, recorded_source
 from ffncompress.text.sources import default_text
 from ffncompress.type_aliases import Model, Tokenizer
+
+# tokens of the fit text to heal on: more than are read in that time on a CPU, and on a GPU, of a model worth slimming
+HEALED_A_MINUTE, HEALED_AT_MOST = (60_000, 600_000), 2**24
 
 
 def save_compressed(
@@ -75,10 +82,11 @@ def save_compressed(
     trust_remote_code: bool = False,
     progress: Progress = silent,
     placing: Callable[[Manifest], None] = lambda _: None,
+    stages: Stages | None = None,
 ) -> Path:
     """Install a plan's replacements in its base model and save the slimmed checkpoint.
 
-    Needs no calibration data, unless healing is asked for.
+    Needs no calibration data, unless healing is asked for; with stages, healing that was killed goes on.
 
     Raises:
         PlanError: the plan is corrupted, or replaces nothing.
@@ -86,6 +94,8 @@ def save_compressed(
         ArtifactError: the output exists, the disk is full, or the reloaded model differs.
     """
     settings = settings or ApplySettings()
+    what = settings.heal_what or "replaced"
+    check_can_move(what)
     plan = Plan.load(plan_directory)
     tensors = load_tensors(plan, plan_directory)
     if not plan.replaced and not settings.allow_empty:
@@ -112,7 +122,9 @@ def save_compressed(
     prove(model, plan.proof)
     healing = None
     if settings.heal and plan.replaced:
-        healing = _heal_(model, list(modules.values()), plan, source, tokenizer, settings, progress)
+        on_gpu = settings.device == "auto" and torch.cuda.is_available()  # accelerate was told above that it is a CPU
+        run = Run(Workers("cuda" if on_gpu else settings.device, settings.memory), progress, stages)
+        healing = _heal_(model, list(modules.values()), plan, source, tokenizer, settings, what, run)
     if plan.native:
         if key is None or len(blocks) != len(plan.blocks):
             raise PlanError(f"{plan_directory}: no stock model of the family has its widths; plan without --native")
@@ -152,22 +164,26 @@ def _heal_(
     source: ModelSource,
     tokenizer: Tokenizer,
     settings: ApplySettings,
-    progress: Progress,
+    what: HealWhat,
+    run: Run,
 ) -> Healing:
-    """Distil the replacements on the plan's own fit text, in float32; returns what that did."""
-    dtype = model.dtype
-    with step(progress, "reading text"):
+    """Distil a slimmed model on the plan's own fit text, in float32; returns what that did."""
+    dtype, device = model.dtype, run.workers.device
+    assert settings.heal is not None
+    with step(run.progress, "reading text"):
         wanted = plan.settings.model_copy(update=_known_texts(plan, settings.data))
+        enough = int(min(HEALED_AT_MOST, settings.heal * HEALED_A_MINUTE[device.type == "cuda"]))
+        wanted = wanted.model_copy(update={"refit_tokens": max(wanted.refit_tokens or wanted.tokens, enough)})
         context = context_of(model, wanted.context)
         default = default_text(on_hub=source.is_hub, embedded=source.is_embedded)
         corpus = gather_text(wanted, default, tokenizer, context, lambda text: plan.reading_of(text.source) or "joined")
     if not settings.data and [t.sha256 for t in corpus.fit_text] != [t.sha256 for t in plan.fit_text]:
         raise TextError("healing: the plan's text is not here as it was; give one with --data")
-    original = set_objective_(load_model(source, dtype="float32"), tokenizer)
-    set_objective_(model.float(), tokenizer, original)
-    assert settings.heal is not None
-    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, progress)
-    model.to(dtype)
+    original = set_objective_(load_model(source, dtype="float32").to(device), tokenizer)
+    set_objective_(model.float().to(device), tokenizer, original)
+    run.stages.facts = {**run.stages.facts, "plan": hashlib.sha256(plan.model_dump_json().encode()).hexdigest()}
+    done = heal_(model, original, modules, corpus.refit, corpus.verify, settings.heal, run, what, dtype)
+    model.to("cpu", dtype)
     return done
 
 

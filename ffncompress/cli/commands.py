@@ -15,6 +15,7 @@ from ffncompress.cli.export_command import export
 from ffncompress.cli.options import (
     DTYPES,
     device_options,
+    heal_options,
     json_option,
     junit_option,
     loudness_options,
@@ -174,10 +175,7 @@ def profile(
 @click.option(
     "--max-shard-size", default="5GB", metavar="SIZE", show_default=True, help="Split the weights above this size."
 )
-@click.option(
-    "--heal", type=float, metavar="MINUTES", help="Then distil the replacements for so long.  [default: do not]"
-)
-@click.option("--data", multiple=True, metavar="TEXT", help="Text to heal on.  [default: the plan's]")
+@heal_options
 @click.option("--allow-empty", is_flag=True, help="Copy the base even when the plan replaces nothing.")
 @trust_option
 @memory_options
@@ -189,14 +187,14 @@ def apply(
 ) -> None:  # fmt: skip
     """Install PLAN's replacements and save the slimmed model.
 
-    Needs no calibration data, unless --heal asks for training on the plan's. The folder is reloaded and compared
-    before it is put in place, and loads with plain AutoModelForCausalLM.from_pretrained wherever ffncompress is
-    installed.
+    Needs no calibration data, unless --heal asks for training on the plan's, or on several texts in turns. Healing that
+    was killed goes on when it is started again. The folder is reloaded and compared before it is put in place, and
+    loads with plain AutoModelForCausalLM.from_pretrained wherever ffncompress is installed.
     """
     from ffncompress import api
     from ffncompress.cli import console, tables
 
-    with console.progress_shown() as progress:
+    with resumable(output), console.progress_shown() as progress:
         api.compress(
             plan_folder, output, model=model, overwrite=overwrite, trust_remote_code=trust_remote_code,
             progress=progress, data=list(data), **settings,

@@ -16,6 +16,7 @@ from ffncompress.errors import ProcessError
 
 INTERRUPTED = 130
 TARGETS = click.Choice(["native", "gguf", "vllm"])
+HEALED = click.Choice(["replaced", "all", "lora"])
 DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
 
 
@@ -67,6 +68,19 @@ memory_options = options(
         "--stream/--no-stream", default=None,
         help="Read the weights from disk, layer by layer.  [default: where they do not fit]",
     ),
+)  # fmt: skip
+heal_options = options(
+    click.option(
+        "--heal", type=float, metavar="MINUTES", help="Then distil it from its original for so long.  [default: do not]"
+    ),
+    click.option(
+        "--heal-what", type=HEALED,
+        help="What is trained: the replacements, all but embeddings and head, or adapters too.  [default: replaced]",
+    ),
+    click.option(
+        "--data", multiple=True, metavar="TEXT", help="Text to heal on; several in turns.  [default: the plan's]"
+    ),
+    click.option("--device", default="auto", metavar="DEVICE", help="Where to heal: cpu, cuda, ...; auto finds one."),
 )  # fmt: skip
 target_options = options(
     click.option("--native", is_flag=True, help="A stock checkpoint that loads anywhere: neurons, one common width."),

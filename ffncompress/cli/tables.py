@@ -102,7 +102,9 @@ def print_checkpoint(folder: str | Path) -> None:
         f"{origin.parameters_before:,} parameters"
     )
     if (healing := origin.healing) is not None:
-        words = f"healed in {healing.minutes:g} min, {healing.steps:,} steps: "
+        words = f"healed in {healing.minutes:g} min, {healing.moved}: {healing.steps:,} steps, "
+        words += f"{healing.tokens:,} tokens"
+        words += f", {healing.pace:,.0f} a second, rate {healing.rate:g}: " if healing.pace and healing.rate else ": "
         words += f"perplexity {healing.closed_form:.2f} to {healing.healed:.2f}, choose text"
         say(words if healing.kept else f"{words}; no better, so not kept")
     if (Path(folder) / META / GATE_FILE).exists():

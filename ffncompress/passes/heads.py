@@ -34,7 +34,7 @@ def each_part(model: Model, batch: Tensor, at: slice = EVERY, vocabulary: int = 
         at: which tokens are wanted of each window.
         vocabulary: how many logits a token is taken to have, where it is more than the model's own.
     """
-    below = _below_head(model)
+    below = below_head(model)
     output = forward(below, batch)
     states, ids = output.last_hidden_state[:, at], batch[:, at]
     for part in _parts(ids, max(vocabulary, embedding_rows(model))):
@@ -43,7 +43,7 @@ def each_part(model: Model, batch: Tensor, at: slice = EVERY, vocabulary: int = 
 
 def summed(model: Model, batch: Tensor, at: slice, loss_of: Callable[[Part, Tensor], Tensor]) -> Tensor:
     """The sum of a loss over the parts of a batch's logits, as far as gradients go a function of the whole batch."""
-    below = _below_head(model)
+    below = below_head(model)
     output = forward(below, batch)
     states, ids = output.last_hidden_state[:, at], batch[:, at]
     total, gradient = torch.zeros((), device=states.device), torch.zeros_like(states)
@@ -81,7 +81,7 @@ def _stop_at(part: Model, reached: list[Model], *_args: object, **_kwargs: objec
     raise _Reached
 
 
-def _below_head(model: Model) -> Model:
+def below_head(model: Model) -> Model:
     """The part of a model whose last states its head reads: some go past their base model, to the decoder in it.
 
     Raises:

@@ -25,12 +25,15 @@ from torch import Tensor
 
 from ffncompress.errors import ModelError
 from ffncompress.models import forward, task_of
-from ffncompress.passes.heads import Part, each_part, summed
+from ffncompress.passes.heads import EVERY, Part, each_part, summed
 from ffncompress.records.task import Task
 from ffncompress.text.windows import TokenWindows, Windows
 from ffncompress.type_aliases import LayerOutput, Model, Tokenizer
 
 STRIDE = 7  # of hidden tokens: about the 15 % that masked models are trained with
+LIKELIEST = 64  # tokens that a prediction is kept by; the chance of all others is kept as a whole
+_LEAST = 1e-6  # of that chance: below it, it is rounding
+Answers = tuple[Tensor, ...]  # of a model to a batch, as far as another is to come near to them
 
 
 class Objective(Protocol):
@@ -56,8 +59,11 @@ class Objective(Protocol):
     def expected(self, steps: Tensor, windows: int) -> Tensor:
         """What errors cost together, [...], from what each adds to a drawn loss, [rows, ...] of so many windows."""
 
-    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
-        """How far a model's answers are from the original's: what distilling lowers."""
+    def answers(self, model: Model, batch: Tensor, likeliest: int = LIKELIEST) -> Answers:
+        """What a model is known by on a batch, small enough to be kept, in main memory."""
+
+    def distance(self, model: Model, batch: Tensor, answers: Answers) -> Tensor:
+        """How far a model is from the answers of another: what distilling lowers; the head is held."""
 
 
 def objective_of(model: Model) -> Objective:
@@ -112,9 +118,13 @@ class Causal:
         """Tokens have labels of their own, so what they share averages out."""
         return steps.square().sum(0) / 2
 
-    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+    def answers(self, model: Model, batch: Tensor, likeliest: int = LIKELIEST) -> Answers:
+        """The likeliest next tokens, and the logarithms of their chances."""
+        return _likeliest(model, batch, likeliest)
+
+    def distance(self, model: Model, batch: Tensor, answers: Answers) -> Tensor:
         """The divergence of its predictions."""
-        return _divergence(forward(model, batch), original, batch)
+        return _divergence(model, batch, answers)
 
 
 CAUSAL = Causal()
@@ -151,10 +161,13 @@ class Masked:
 
     expected = Causal.expected
 
-    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
+    def answers(self, model: Model, batch: Tensor, likeliest: int = LIKELIEST) -> Answers:
+        """The likeliest tokens at each place, hidden or not."""
+        return _likeliest(model, self._hidden(batch)[0], likeliest)
+
+    def distance(self, model: Model, batch: Tensor, answers: Answers) -> Tensor:
         """The divergence of its predictions, of hidden tokens and others."""
-        hidden, _ = self._hidden(batch)
-        return _divergence(forward(model, hidden), original, hidden)
+        return _divergence(model, self._hidden(batch)[0], answers)
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,9 @@ class Embedding:
 
     def losses(self, model: Model, batch: Tensor) -> Tensor:
         """1 - cos of each window."""
-        return self._apart(model, self.reference, batch).cpu()
+        with torch.no_grad():
+            expected = _embedded(self.reference, batch)
+        return _apart(_embedded(model, batch), expected).cpu()
 
     def drawn(self, model: Model, batch: Tensor, seeds: Sequence[int]) -> Tensor:
         """The sum of steps along a random direction for each window."""
@@ -185,16 +200,13 @@ class Embedding:
         together: Tensor = steps.unflatten(0, (windows, -1)).sum(1)
         return together.square().sum(0) / 2
 
-    def distance(self, model: Model, original: Model, batch: Tensor) -> Tensor:
-        """The mean of 1 - cos."""
-        return self._apart(model, original, batch).mean()
+    def answers(self, model: Model, batch: Tensor, likeliest: int = LIKELIEST) -> Answers:
+        """The embedding of each window."""
+        return (_embedded(model, batch).cpu(),)
 
-    def _apart(self, model: Model, original: Model, batch: Tensor) -> Tensor:
-        with torch.no_grad():
-            expected = embedding(forward(original, batch)).double()
-        found = embedding(forward(model, batch)).double()
-        apart: Tensor = (found - expected.to(found)).square().sum(1) / 2  # 1 - cos, without its rounding
-        return apart
+    def distance(self, model: Model, batch: Tensor, answers: Answers) -> Tensor:
+        """The mean of 1 - cos."""
+        return _apart(_embedded(model, batch), answers[0]).mean()
 
 
 def embedding(output: LayerOutput) -> Tensor:
@@ -203,10 +215,46 @@ def embedding(output: LayerOutput) -> Tensor:
     return F.normalize(mean, dim=1)
 
 
-def _divergence(ours: LayerOutput, original: Model, batch: Tensor) -> Tensor:
-    with torch.no_grad():
-        target = forward(original, batch).logits.flatten(0, 1).log_softmax(-1)
-    return F.kl_div(ours.logits.flatten(0, 1).log_softmax(-1), target, log_target=True, reduction="batchmean")
+def _embedded(model: Model, batch: Tensor) -> Tensor:
+    return embedding(forward(model, batch)).double()
+
+
+def _apart(found: Tensor, expected: Tensor) -> Tensor:
+    """1 - cos of each window, without its rounding."""
+    apart: Tensor = (found - expected.to(found)).square().sum(1) / 2
+    return apart
+
+
+@torch.no_grad()
+def _likeliest(model: Model, batch: Tensor, count: int) -> Answers:
+    """(the likeliest tokens at each place, the logarithms of their chances), [windows, length, count]."""
+    tokens, chances = torch.empty(0), torch.empty(0)
+    for part, logits in each_part(model, batch):
+        found = logits.log_softmax(-1).topk(min(count, logits.shape[-1]))
+        if not tokens.numel():
+            shape = (*batch.shape, found.indices.shape[-1])
+            tokens, chances = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+        tokens[part], chances[part] = found.indices.int().cpu(), found.values.cpu()
+    return tokens, chances
+
+
+def _divergence(model: Model, batch: Tensor, answers: Answers) -> Tensor:
+    """The mean divergence from known predictions, the tokens that they do not name taken for one."""
+    tokens, chances = answers
+
+    def of_part(part: Part, logits: Tensor) -> Tensor:
+        named, wanted = tokens[part].to(logits.device, torch.long), chances[part].to(logits)
+        found = logits.log_softmax(-1).gather(-1, named)
+        others, own = _others(wanted), _others(found)
+        apart: Tensor = (wanted.exp() * (wanted - found)).sum() + (others * (others.log() - own.log())).sum()
+        return apart
+
+    return summed(model, batch, EVERY, of_part) / batch.numel()
+
+
+def _others(chances: Tensor) -> Tensor:
+    """The chance of all tokens that are not named, from the logarithms of those that are."""
+    return (1 - chances.exp().sum(-1)).clamp_min(_LEAST)
 
 
 def _mean_losses(model: Model, batch: Tensor, at: slice, targets: Tensor) -> Tensor:

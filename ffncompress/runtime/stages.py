@@ -147,6 +147,13 @@ class Stages:
                 self._write(lambda: _save({"done": done, "sums": list(sums)}, file))  # noqa: B023
                 self._timed(start, sums)
 
+    def note(self, name: str, facts: Facts, state: Any) -> None:
+        """Write down how far something has come, where that is worth it by now; `find` gives the last that was."""
+        if self._writes and self._due(state):
+            start = time.monotonic()
+            self._write(lambda: _save(state, self._file(name, facts, "pt")))
+            self._timed(start, state)
+
     @property
     def _writes(self) -> bool:
         return self.folder is not None and (self._workers is None or self._workers.is_main)
