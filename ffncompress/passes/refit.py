@@ -89,7 +89,8 @@ def refit(
             fit: Fit | None = run.stages.find(f"refit of block {block.index}", facts)
             runs = runs_within(block, run.moment_bytes) if shape.kind == "neurons" else 1
             sums = _sums(model, block, shape, metric, runs, states) if fit is None else None
-            keeps_h = shape.kind == "neurons" and runs == 1 and not inner and not _goes_on(block)
+            moves = inner and _inner_can_move(block, shape)
+            keeps_h = shape.kind == "neurons" and runs == 1 and not moves and not _goes_on(block)
             for at, batch in enumerate(batches):
                 entering = states.get("slimmed", at)
                 rows, output = pass_layer.watched(block.index, batch.ids, entering)
@@ -102,7 +103,7 @@ def refit(
                 if sums is not None:
                     sums.update_(rows, drift, weights, held_out=batch.held_out)
                 before = rows.stream - block.scale * (rows.y if rows.added is None else rows.added)
-                if inner:
+                if moves:
                     states.put("aimed", at, (rows.x, rows.y + drift, weights))
                 if _goes_on(block):
                     states.put("entering", at, entering)
@@ -112,7 +113,7 @@ def refit(
                 fit = run.stages.put(f"refit of block {block.index}", facts, sums.fitted(run.workers))
             assert fit is not None
             module = build_replacement(block, ffn_of(model, block), shape, fit)
-            if shape.width and inner and (shape.kind == "neurons" or block.layout.activation is None):
+            if moves:
                 _refit_inner_(module, block, states, batches, run, facts)
             for at, batch in enumerate(batches):
                 if _goes_on(block):
@@ -141,6 +142,11 @@ def _batches(fit: TokenWindows, held_out: TokenWindows, workers: Workers, *, str
     times = 1 if streamed else min(TOGETHER, max(1, fit.numel() // (SHARED * workers.batch_tokens)))
     roles = ((fit, False), (held_out, True))
     return [_Batch(ids, held) for windows, held in roles for _, ids in own_batches(windows, workers, times)]
+
+
+def _inner_can_move(block: Block, shape: Shape) -> bool:
+    """Whether what leads in leads to neurons alone: inline, a bypass is rows of the same matrices."""
+    return shape.width > 0 and (shape.kind == "neurons" or block.layout.activation is None)
 
 
 def _goes_on(block: Block) -> bool:
